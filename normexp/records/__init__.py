@@ -1,0 +1,63 @@
+"""What a run leaves on disk. This package never imports torch."""
+
+from normexp.records.environment import count_cores, describe_environment
+from normexp.records.identity import cell_name, hash_of, identity_of, run_id
+from normexp.records.schema import (
+    FINAL_STATUSES,
+    NUMERICS_VERSION,
+    SCHEMA_VERSION,
+    STATUSES,
+    HistoryRow,
+    Status,
+)
+from normexp.records.store import (
+    Journal,
+    cell_dir,
+    cut_journal,
+    experiment_dir,
+    find_runs,
+    hold_lock,
+    read_history,
+    read_journal,
+    read_json,
+    read_plan,
+    read_summary,
+    run_dir,
+    write_history,
+    write_json,
+    write_plan,
+    write_whole,
+    write_yaml,
+)
+
+__all__ = [
+    "FINAL_STATUSES",
+    "NUMERICS_VERSION",
+    "SCHEMA_VERSION",
+    "STATUSES",
+    "HistoryRow",
+    "Journal",
+    "Status",
+    "cell_dir",
+    "cell_name",
+    "count_cores",
+    "cut_journal",
+    "describe_environment",
+    "experiment_dir",
+    "find_runs",
+    "hash_of",
+    "hold_lock",
+    "identity_of",
+    "read_history",
+    "read_journal",
+    "read_json",
+    "read_plan",
+    "read_summary",
+    "run_dir",
+    "run_id",
+    "write_history",
+    "write_json",
+    "write_plan",
+    "write_whole",
+    "write_yaml",
+]
