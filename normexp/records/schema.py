@@ -1,4 +1,4 @@
-"""What a run leaves on disk: file names, columns, statuses. Change them and raise SCHEMA_VERSION."""
+"""What a run leaves on disk: file names, columns, statuses. Changes raise SCHEMA_VERSION."""
 
 from __future__ import annotations
 
