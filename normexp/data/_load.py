@@ -1,0 +1,126 @@
+"""From a name and parameters to a data set, its declared sizes, or a check of its files."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from normexp.data._dataset import Dataset
+from normexp.data._registry import DATASETS, DatasetCard
+from normexp.data._sizes import check_num_test, check_sizes
+from normexp.registry import Entry
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What a data set declares for given parameters, known without opening a file.
+
+    Attributes:
+        input_shape: Channels, height and width of one input.
+        num_classes: Number of labels.
+        num_train: Samples of the training split.
+        num_val: Samples of the validation split.
+        num_test: Samples of the test split.
+    """
+
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    num_train: int
+    num_val: int
+    num_test: int
+
+
+def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
+    """Return a data set, standardised, on the CPU.
+
+    The last data set stays in memory, so several runs of one process load it once. Its tensors
+    are shared: treat them as read-only.
+
+    Args:
+        name: A registered name.
+        params: The builder's parameters; what is not given has its default.
+
+    Raises:
+        UserError: On an unknown name or parameter, a wrong type or size, or files that are
+            missing or damaged.
+    """
+    entry = _checked_entry(name, params)
+    return _load_cached(name, json.dumps(_resolve(entry, params), sort_keys=True))
+
+
+def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
+    """Return shapes and split sizes as declared, without opening a file.
+
+    Args:
+        name: A registered name.
+        params: The builder's parameters; what is not given has its default.
+
+    Raises:
+        UserError: On an unknown name or parameter, or a wrong type or size.
+    """
+    entry = _checked_entry(name, params)
+    resolved = _resolve(entry, params)
+    card = entry.card
+    num_test = resolved.get("num_test", card.num_test)
+    num_samples = card.num_train_val + card.num_test
+    if "num_test" in resolved:
+        check_num_test(num_test, num_samples)
+    num_val = resolved["num_val"]
+    num_train = check_sizes(
+        num_available=num_samples - num_test,
+        num_val=num_val,
+        num_train=resolved.get("num_train"),
+        image_size=resolved.get("image_size"),
+    )
+    channels, height, width = card.image_shape
+    size = resolved.get("image_size")
+    return DatasetFacts(
+        input_shape=(channels, size or height, size or width),
+        num_classes=card.num_classes,
+        num_train=num_train,
+        num_val=num_val,
+        num_test=num_test,
+    )
+
+
+def check_dataset(name: str, params: Mapping[str, Any]) -> None:
+    """Raise unless the data set can be loaded; fetch its files where that is allowed.
+
+    Meant for one call before any run starts: what it fetches, the runs find.
+
+    Args:
+        name: A registered name.
+        params: The builder's parameters; what is not given has its default.
+
+    Raises:
+        UserError: On an unknown name or parameter, a wrong type or size, or files that are
+            missing or damaged and cannot be fetched.
+    """
+    describe_dataset(name, params)
+    entry = DATASETS.get(name, key="data")
+    if entry.card.check_files is not None:
+        entry.card.check_files(**_resolve(entry, params))
+
+
+def _checked_entry(name: str, params: Mapping[str, Any]) -> Entry[DatasetCard]:
+    """Return the entry after checking the parameters' names and types."""
+    entry = DATASETS.get(name, key="data")
+    entry.check_params(params, key="data.params")
+    return entry
+
+
+def _resolve(entry: Entry[DatasetCard], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with defaults filled in."""
+    return {
+        name: params.get(name, parameter.default) for name, parameter in entry.parameters().items()
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _load_cached(name: str, params_json: str) -> Dataset:
+    """Build a data set once for each set of parameters."""
+    dataset: Dataset = DATASETS.get(name, key="data").build(**json.loads(params_json))
+    return dataset
