@@ -1,0 +1,16 @@
+"""Models: one file each, built with any norm; all norms of a seed share the other weights."""
+
+from normexp.models._registry import MODELS, ModelCard
+from normexp.models.build import build_model
+from normexp.models.initialize import initialize, parameter_roles
+from normexp.models.residual import PLACEMENTS, Placement
+
+__all__ = [
+    "MODELS",
+    "PLACEMENTS",
+    "ModelCard",
+    "Placement",
+    "build_model",
+    "initialize",
+    "parameter_roles",
+]

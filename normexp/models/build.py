@@ -1,0 +1,87 @@
+"""From a model's configuration to the model, with every choice checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from normexp.errors import UserError, choices_hint
+from normexp.models._registry import MODELS, ModelCard
+from normexp.norms import NormFactory, NormRecord
+
+_RESERVED = frozenset({"norm", "placement"})
+
+
+def build_model(
+    name: str,
+    params: Mapping[str, Any],
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    norm: NormFactory,
+    placement: str | None,
+) -> nn.Module:
+    """Build a model with its norms; ``initialize`` then sets its weights.
+
+    torch's layers draw throw-away weights when they are built; the global random state is put
+    back afterwards.
+
+    Args:
+        name: The model.
+        params: Its options; what is missing takes the builder's default.
+        input_shape: Shape of one sample, such as ``(C, H, W)``.
+        num_classes: Number of classes.
+        norm: What builds the norm layers.
+        placement: Where they stand in a residual block; None for a model without one.
+
+    Returns:
+        A module from a batch of samples to logits ``[N, num_classes]``.
+
+    Raises:
+        UserError: On an unknown model or option, a placement or norm that the model does not
+            admit, or a role for which the model has no layer.
+    """
+    entry = MODELS.get(name, key="model")
+    entry.check_params(params, key="model.params", reserved=_RESERVED)
+    _check_placement(name, entry.card, placement, norm)
+    with torch.random.fork_rng(devices=[]):
+        model: nn.Module = entry.build(
+            input_shape, num_classes, norm=norm, placement=placement, **params
+        )
+    _check_roles(name, model, norm)
+    return model
+
+
+def _check_placement(name: str, card: ModelCard, placement: str | None, norm: NormFactory) -> None:
+    """Raise unless the model has such a placement and the norm fits it."""
+    if not card.placements:
+        if placement is not None:
+            raise UserError(
+                "placement", placement, f"model {name} has no residual branch; null is needed"
+            )
+        return
+    if placement not in card.placements:
+        shown = "null" if placement is None else placement
+        raise UserError("placement", shown, choices_hint(shown, card.placements))
+    if placement == "none" and norm.norm_names() != {"no_norm"}:
+        others = ", ".join(sorted(norm.norm_names() - {"no_norm"}))
+        raise UserError(
+            "placement", placement, f"builds no norm layer, so norm must be no_norm, not {others}"
+        )
+
+
+def _check_roles(name: str, model: nn.Module, norm: NormFactory) -> None:
+    """Raise if a norm was chosen for a role that no layer of the model has."""
+    records = [getattr(module, "norm_record", None) for module in model.modules()]
+    found = {record.role for record in records if isinstance(record, NormRecord)}
+    for role, choice in norm.roles.items():
+        if role not in found:
+            raise UserError(
+                f"norm.roles.{role}",
+                choice["name"],
+                f"model {name} has no norm layer of this role here; "
+                f"its roles are {', '.join(sorted(found)) or 'none'}",
+            )

@@ -1,0 +1,23 @@
+"""Normalization layers: one file a norm, each with a card of what it declares about itself."""
+
+from normexp.norms._registry import NORMS, NormCard, check_dims
+from normexp.norms.factory import ROLES, NormFactory, NormRecord
+from normexp.norms.layers import (
+    NormLayer,
+    check_statistic_sets,
+    compute_statistic_set_size,
+    describe_norm_layers,
+)
+
+__all__ = [
+    "NORMS",
+    "ROLES",
+    "NormCard",
+    "NormFactory",
+    "NormLayer",
+    "NormRecord",
+    "check_dims",
+    "check_statistic_sets",
+    "compute_statistic_set_size",
+    "describe_norm_layers",
+]

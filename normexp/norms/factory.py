@@ -1,0 +1,129 @@
+"""From a norm's configuration to its layers: which norm, with which options, for which role."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from normexp.errors import UserError, choices_hint
+from normexp.norms._registry import NORMS, NormCard
+from normexp.registry import Entry
+
+ROLES = ("stem", "block", "downsample", "final")
+
+_RESERVED = frozenset({"dims"})
+
+
+@dataclass(frozen=True)
+class NormRecord:
+    """What a norm layer is; every layer that a factory built carries one as ``norm_record``.
+
+    Attributes:
+        name: The norm.
+        role: The layer's place in the model: stem, block, downsample or final.
+        params: Every option with its value in this layer, defaults and resolved ones included.
+    """
+
+    name: str
+    role: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NormFactory:
+    """Builds the norm layers of a model.
+
+    Args:
+        name: The norm of every role that ``roles`` does not name.
+        params: Its options; what is missing takes the builder's default.
+        roles: Other norms by role, each a mapping with ``name`` and optionally ``params``.
+
+    Raises:
+        UserError: On an unknown norm, role or option, or an option of the wrong type.
+
+    Examples:
+        >>> factory = NormFactory("group_norm", {"num_groups": 4})
+        >>> layer = factory(16, role="block", dims=2)
+        >>> layer.norm_record.params["channels_per_group"]
+        4
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check every name and option, so that nothing is left to find out when building."""
+        _get_checked(self.name, self.params, key="norm")
+        for role, choice in self.roles.items():
+            key = f"norm.roles.{role}"
+            if role not in ROLES:
+                raise UserError(key, choice, f"there is no such role; {choices_hint(role, ROLES)}")
+            if not isinstance(choice, Mapping) or not {"name"} <= set(choice) <= {"name", "params"}:
+                raise UserError(key, choice, "a mapping with name and params is needed")
+            _get_checked(choice["name"], choice.get("params") or {}, key=key)
+
+    def __call__(self, num_features: int, *, role: str, dims: int) -> nn.Module:
+        """Build the layer of one role.
+
+        Args:
+            num_features: Channels C of its input.
+            role: The layer's place: stem, block, downsample or final.
+            dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+
+        Returns:
+            A module that keeps its input's shape and carries a ``norm_record``.
+
+        Raises:
+            UserError: If the norm is not defined for such an input.
+        """
+        entry, params = self._choose(role)
+        try:
+            layer: nn.Module = entry.build(num_features, dims=dims, **params)
+        except UserError as error:
+            if role not in self.roles:
+                raise
+            key = f"norm.roles.{role}" + error.key.removeprefix("norm")
+            raise UserError(key, error.value, error.expected) from None
+        defaults = {
+            name: parameter.default
+            for name, parameter in entry.parameters().items()
+            if name not in _RESERVED and parameter.default is not inspect.Parameter.empty
+        }
+        resolved = defaults | params | getattr(layer, "resolved_params", {})
+        vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved)
+        return layer
+
+    def get_card(self, role: str) -> NormCard:
+        """Return the card of the norm of one role."""
+        return self._choose(role)[0].card
+
+    def is_centring(self, role: str) -> bool:
+        """Tell whether the norm of that role subtracts a mean, so that no bias goes before it."""
+        return self.get_card(role).is_centring
+
+    def get_name(self, role: str) -> str:
+        """Return the name of the norm of one role."""
+        return self._choose(role)[0].name
+
+    def norm_names(self) -> set[str]:
+        """Return the names of all norms that this factory can build."""
+        return {self.name, *(choice["name"] for choice in self.roles.values())}
+
+    def _choose(self, role: str) -> tuple[Entry[NormCard], dict[str, Any]]:
+        """Return what builds the norm of one role, and its options."""
+        if role not in ROLES:
+            raise ValueError(f"role {role!r} is none of {ROLES}")
+        choice = self.roles.get(role)
+        if choice is None:
+            return NORMS.get(self.name, key="norm"), dict(self.params)
+        return NORMS.get(choice["name"], key="norm"), dict(choice.get("params") or {})
+
+
+def _get_checked(name: str, params: Mapping[str, Any], *, key: str) -> None:
+    """Raise unless the norm exists and its builder takes these options."""
+    NORMS.get(name, key=key).check_params(params, key=f"{key}.params", reserved=_RESERVED)

@@ -1,0 +1,57 @@
+"""Layer normalization of features: one mean and variance a sample, over the last axis.
+
+Three things are called "layer norm" for images; they are three norms here, told apart by their
+statistic axes: layer_norm_chw, layer_norm_channel, and the last axis alone, which is refused.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from normexp.norms._registry import NORMS, NormCard, check_dims
+
+CARD = NormCard(
+    formula="y = (x - mean) / sqrt(var + eps) * weight + bias over the last axis",
+    source="Ba, Kiros & Hinton, arXiv:1607.06450, equation 3 (torch.nn.LayerNorm)",
+    dims=(1,),
+    statistic_axes={1: ("channel",)},
+    is_centring=True,
+    mixes_samples=False,
+    mixes_positions=False,
+    is_same_in_eval=True,
+    state=(),
+    kernel="native (torch.nn.functional.layer_norm)",
+)
+
+
+@NORMS.register("layer_norm", CARD)
+def build_layer_norm(
+    num_features: int, *, dims: int, eps: float = 1e-5, affine: bool = True
+) -> nn.Module:
+    """Build ``y = (x - mean) / sqrt(var + eps) * weight + bias`` over the last axis.
+
+    mean and var (biased) are over the C features of one sample. For images the last axis is
+    the width, which nobody wants: refused.
+
+    Args:
+        num_features: Features C.
+        dims: 1, features ``[N, C]``.
+        eps: Added to the variance, inside the square root.
+        affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a feature.
+
+    Returns:
+        A module that keeps the input's shape.
+
+    Raises:
+        UserError: If ``dims`` is not 1.
+
+    Source:
+        Ba, Kiros & Hinton, "Layer Normalization", arXiv:1607.06450, 2016, equation 3.
+    """
+    check_dims(
+        "layer_norm",
+        dims,
+        supported=CARD.dims,
+        instead="layer_norm_channel (each pixel over C) or layer_norm_chw (over C, H, W)",
+    )
+    return nn.LayerNorm(num_features, eps=eps, elementwise_affine=affine)
