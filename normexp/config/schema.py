@@ -145,6 +145,7 @@ class CellConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     num_evaluations: int = 8
     precision: str = "32-true"
+    probes: list[str] = field(default_factory=list)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 

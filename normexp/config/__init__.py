@@ -1,0 +1,1 @@
+"""Configuration of a cell: its schema, its composition, the rules across its fields."""

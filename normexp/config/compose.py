@@ -1,0 +1,234 @@
+"""From YAML and overrides to cells. Beside cli/ and launch/, the only place that knows Hydra."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import normexp
+from normexp.config.schema import CellConfig
+from normexp.errors import UserError, choices_hint
+
+CONFIG_NAME = "config"
+HYDRA_VERSION_BASE = "1.3"
+
+
+def conf_dir() -> Path:
+    """Return the folder of the YAML files: inside an installed package, beside it in a clone."""
+    package = Path(normexp.__file__).resolve().parent
+    inside = package / "_conf"
+    return inside if inside.exists() else package.parent / "conf"
+
+
+def register_schema() -> None:
+    """Make the dataclass schema known to Hydra as ``cell_schema``."""
+    ConfigStore.instance().store(name="cell_schema", node=CellConfig)
+
+
+def to_cell(composed: DictConfig) -> CellConfig:
+    """Return the typed cell of a composed configuration, without Hydra's own part.
+
+    Paths become absolute here, in the parent, so that every job sees the same.
+
+    Args:
+        composed: What Hydra composed.
+
+    Raises:
+        UserError: If a value is missing or of the wrong type.
+    """
+    plain = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+    try:
+        cell = OmegaConf.to_object(plain)
+    except OmegaConfBaseException as error:
+        raise translate(error) from error
+    assert isinstance(cell, CellConfig)
+    cell.output_root = str(Path(cell.output_root).expanduser().absolute())
+    root = cell.data.params.get("root")
+    if root is not None:
+        cell.data.params["root"] = str(Path(root).expanduser().absolute())
+    return cell
+
+
+def load_plugins(paths: Iterable[str]) -> None:
+    """Import a user's Python files, whose decorators register own choices.
+
+    Args:
+        paths: Files, relative to the working folder.
+
+    Raises:
+        UserError: If a file is missing or cannot be imported.
+    """
+    for path in paths:
+        file = Path(path).expanduser().absolute()
+        if not file.is_file():
+            raise UserError("plugins", path, "there is no such file")
+        name = f"normexp_plugin_{file.stem}"
+        if name in sys.modules and sys.modules[name].__file__ == str(file):
+            continue
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise UserError("plugins", path, "a Python file (.py) is needed")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UserError("plugins", path, f"{type(error).__name__}: {error}") from error
+
+
+def expand_grid(
+    grid: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+) -> tuple[list[list[str]], list[str]]:
+    """Return the override lists of all cells, and the keys that vary.
+
+    A sweep on the command line (``norm=batch_norm,group_norm``) takes the place of the axis of
+    the same key in every block of the grid that has it, and is a further axis elsewhere; a
+    single value pins the axis.
+
+    Args:
+        grid: Blocks of the experiment; each maps an override key to its values.
+        overrides: The command line's.
+
+    Returns:
+        (overrides of each cell, without the experiment's duplicates; keys of all axes in order).
+
+    Raises:
+        UserError: If the grid or an override cannot be read.
+    """
+    fixed, swept = _split_overrides(overrides)
+    fixed_keys = {_key_of(text) for text in fixed}
+    blocks = [dict(block) for block in grid] or [{}]
+    cells: dict[tuple[str, ...], None] = {}
+    axes: dict[str, None] = {}
+    for block in blocks:
+        for key, values in block.items():
+            if not isinstance(values, list | tuple) or not values:
+                raise UserError(f"experiment.grid.{key}", values, "a list of values is needed")
+        spelled = {
+            key: [f"{key}={_spell(value)}" for value in values]
+            for key, values in block.items()
+            if key not in fixed_keys
+        }
+        spelled.update(swept)
+        axes.update(dict.fromkeys(spelled))
+        for combination in itertools.product(*spelled.values()):
+            cells[(*fixed, *combination)] = None
+    return [list(cell) for cell in cells], list(axes)
+
+
+def _split_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return single overrides as they are, and sweeps as key to their spelled values."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise translate(error) from error
+    fixed, swept = [], {}
+    for override in parsed:
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            swept[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            assert override.input_line is not None
+            fixed.append(override.input_line)
+    return fixed, swept
+
+
+def _key_of(override: str) -> str:
+    """Return the key of an override as written: without +, ++, ~ and package."""
+    return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
+
+
+def _spell(value: Any) -> str:
+    """Return a YAML value in the grammar of Hydra's overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_spell(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{_spell(v)}" for k, v in value.items()) + "}"
+    text = str(value)
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return text
+
+
+def translate(error: Exception) -> UserError:
+    """Return Hydra's or OmegaConf's complaint as one line with key, value and what is right.
+
+    Args:
+        error: What Hydra raised; its causes are searched for the first that names a key.
+    """
+    text = "\n".join(str(link) for link in _chain(error))
+    found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
+    if found:
+        return UserError(found[1], found[2], choices_hint(found[2], list_choices(found[1])))
+    found = re.search(r"Could not override '(?:[^']*@)?([^']+)'", text)
+    if found:
+        return UserError(found[1], "", _unknown_key(found[1]))
+    found = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
+    if found:
+        return UserError(
+            found[1],
+            found[2],
+            f"several values need a sweep: normexp sweep {found[1]}={found[2]}",
+        )
+    found = re.search(r"full_key: (\S+)", text)
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    if found:
+        value = re.search(r"Value '(.*?)'", text)
+        if "not in '" in text or "is not in struct" in text:
+            return UserError(found[1], "", _unknown_key(found[1]))
+        return UserError(found[1], value[1] if value else "", _plain_type(first))
+    found = re.search(r"You must specify '([^']+)'", text)
+    if found:
+        return UserError(found[1], "", choices_hint("", list_choices(found[1])))
+    return UserError("command line", "", first)
+
+
+def list_choices(group: str) -> list[str]:
+    """Return the choices of a configuration group, from the YAML files."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def _chain(error: BaseException) -> Iterable[BaseException]:
+    """Yield an exception and what caused it."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _unknown_key(key: str) -> str:
+    """Return what would be right instead of a key that the schema does not have."""
+    from dataclasses import fields, is_dataclass
+
+    node: Any = CellConfig()
+    for part in key.split(".")[:-1]:
+        node = getattr(node, part, None)
+    if is_dataclass(node):
+        names = [field.name for field in fields(node)]
+        return f"there is no such key; {choices_hint(key.split('.')[-1], names)}"
+    return f"there is no such key here; a new one is added with +{key}=..."
+
+
+def _plain_type(message: str) -> str:
+    """Return OmegaConf's complaint on a type in plain words."""
+    wanted = re.search(r"(?:could not be converted to|is not a valid|to) (\w+)\s*$", message)
+    names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+    if wanted and wanted[1] in names:
+        return f"{names[wanted[1]]} is needed"
+    return message

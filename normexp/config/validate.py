@@ -1,0 +1,113 @@
+"""Rules across the fields of one cell that need no data and no model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from normexp.config.schema import CellConfig
+from normexp.errors import UserError, choices_hint
+
+LR_SCALING_RULES = ("none", "linear", "sqrt")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+ACCELERATORS = ("auto", "cpu", "gpu")
+PROBES = ("running_statistics",)
+
+
+def check_fields(config: CellConfig) -> None:
+    """Raise on the first value that cannot be right, whatever the data and model are.
+
+    Args:
+        config: A composed cell.
+
+    Raises:
+        UserError: With key, value and what would be right.
+    """
+    _check_choice("lr_scaling.rule", config.lr_scaling.rule, LR_SCALING_RULES)
+    _check_choice("precision", config.precision, PRECISIONS)
+    _check_choice("trainer.accelerator", config.trainer.accelerator, ACCELERATORS)
+    for probe in config.probes:
+        _check_choice("probes", probe, PROBES)
+    for key, count in {
+        "micro_batch_size": config.micro_batch_size,
+        "accumulation_steps": config.accumulation_steps,
+        "num_evaluations": config.num_evaluations,
+        "lr_scaling.base_batch_size": config.lr_scaling.base_batch_size,
+        "trainer.num_threads": config.trainer.num_threads,
+        "trainer.window_updates": config.trainer.window_updates,
+        "trainer.eval_batch_size": config.trainer.eval_batch_size,
+    }.items():
+        if count < 1:
+            raise UserError(key, count, "1 or more is needed")
+    if config.data.augment.crop_padding < 0:
+        raise UserError("data.augment.crop_padding", config.data.augment.crop_padding, "0 or more")
+    _check_numbers(config)
+    _check_name(config.name)
+    _check_seeds(config.seeds)
+    _check_budget(config)
+
+
+def budget_samples(config: CellConfig, num_train: int) -> int:
+    """Return the budget in samples.
+
+    Args:
+        config: A composed cell whose budget has exactly one entry.
+        num_train: Samples of the training split: the length of an epoch.
+    """
+    budget = config.budget
+    if budget.samples is not None:
+        return budget.samples
+    if budget.updates is not None:
+        return budget.updates * config.effective_batch_size
+    assert budget.epochs is not None
+    return math.ceil(budget.epochs * num_train)
+
+
+def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UserError(key, value, choices_hint(value, choices))
+
+
+def _check_numbers(config: CellConfig) -> None:
+    optimizer, schedule = config.optimizer, config.schedule
+    if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):
+        raise UserError("optimizer.lr", optimizer.lr, "a number above 0 is needed")
+    if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
+        raise UserError("optimizer.weight_decay", optimizer.weight_decay, "0 or more is needed")
+    if not 0 <= schedule.warmup_fraction < 1:
+        raise UserError(
+            "schedule.warmup_fraction", schedule.warmup_fraction, "a share in [0, 1) is needed"
+        )
+    if not config.trainer.checkpoint_interval_s > 0:
+        interval = config.trainer.checkpoint_interval_s
+        raise UserError("trainer.checkpoint_interval_s", interval, "a number above 0 is needed")
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError("name", name, "a folder name of letters, digits, '.', '_' and '-'")
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds:
+        raise UserError("seeds", "[]", "at least one seed is needed, as in seeds=[0,1,2]")
+    for seed in seeds:
+        if not 0 <= seed < 2**63:
+            raise UserError("seeds", list(seeds), f"{seed} is outside of 0..2^63-1")
+    if len(set(seeds)) != len(seeds):
+        raise UserError("seeds", list(seeds), "a seed twice is no second sample; name each once")
+
+
+def _check_budget(config: CellConfig) -> None:
+    budget = config.budget
+    amounts = {"epochs": budget.epochs, "samples": budget.samples, "updates": budget.updates}
+    given = {unit: amount for unit, amount in amounts.items() if amount is not None}
+    if len(given) != 1:
+        shown = ", ".join(f"{unit}: {amount}" for unit, amount in given.items()) or "nothing"
+        raise UserError(
+            "budget", f"{{{shown}}}", "set exactly one of epochs, samples, updates; null the others"
+        )
+    unit, amount = next(iter(given.items()))
+    if not (math.isfinite(amount) and amount > 0):
+        raise UserError(f"budget.{unit}", amount, "a number above 0 is needed")

@@ -1,0 +1,340 @@
+"""Train the seeds of one cell, each to a record on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from normexp.config.schema import CellConfig
+from normexp.data import Dataset, load_dataset
+from normexp.data.batches import IndexStream
+from normexp.measure import running_statistic_error, summarize_running_statistic_error
+from normexp.models import initialize
+from normexp.records import (
+    FINAL_STATUSES,
+    SCHEMA_VERSION,
+    Status,
+    cut_journal,
+    describe_environment,
+    hold_lock,
+    read_summary,
+    run_id,
+    write_json,
+    write_yaml,
+)
+from normexp.records.environment import describe_cpu
+from normexp.records.schema import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    JOURNAL_FILE,
+    SUMMARY_FILE,
+)
+from normexp.training.check import CellFacts, build_cell_model, check_cell, describe_layers
+from normexp.training.optim import ParameterGroup, build_lr, build_optimizer, group_parameters
+from normexp.training.recorder import Recorder
+from normexp.training.solo import (
+    Diverged,
+    EvaluationSource,
+    SoloModule,
+    TimedCheckpoint,
+    WindowSource,
+    restore,
+)
+from normexp.training.trackers import build_trackers, close_trackers
+
+ProgressCallback = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended and, unless it is as planned, why."""
+
+    status: Status
+    reason: str | None = None
+
+
+def train_cell(
+    config: CellConfig,
+    seeds: Sequence[int] | None = None,
+    *,
+    on_progress: ProgressCallback | None = None,
+) -> list[str]:
+    """Train the runs of one cell that are not yet on disk.
+
+    A run that fails is recorded as failed and does not stop the others.
+
+    Args:
+        config: The composed cell; see ``check_cell`` for what is refused.
+        seeds: Seeds to run; those of the configuration by default.
+        on_progress: Told (seed, updates done) now and then.
+
+    Returns:
+        The run ids, in the order of the seeds.
+
+    Raises:
+        UserError: If the configuration cannot work; nothing was trained then.
+        KeyboardInterrupt: After the run that was interrupted has been recorded so.
+    """
+    torch.set_num_threads(config.trainer.num_threads)
+    facts = check_cell(config)
+    data = load_dataset(config.data.name, config.data.params)
+    ids = []
+    for seed in config.seeds if seeds is None else seeds:
+        ids.append(run_id(seed, config.to_plain(), facts.data_fingerprint))
+        folder = facts.run_dir(config, seed)
+        with hold_lock(
+            folder / ".lock", key="seeds", held=f"seed {seed} is being trained by another process",
+            timeout_s=20.0,
+        ):
+            summary = read_summary(folder)
+            if summary is not None and summary["status"] in FINAL_STATUSES:
+                continue
+            (folder / SUMMARY_FILE).unlink(missing_ok=True)
+            _Run(config, facts, data, seed, folder, ids[-1], on_progress).train()
+    return ids
+
+
+class _Run:
+    """One seed of a cell, from its first file to its summary."""
+
+    def __init__(
+        self,
+        config: CellConfig,
+        facts: CellFacts,
+        data: Dataset,
+        seed: int,
+        folder: Path,
+        identifier: str,
+        on_progress: ProgressCallback | None,
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.data = data
+        self.seed = seed
+        self.folder = folder
+        self.identifier = identifier
+        self.groups: list[ParameterGroup] = []
+        self._on_progress = on_progress
+        self.plain = {**config.to_plain(), "seeds": [seed]}
+
+    def train(self) -> None:
+        """Train, then write history and summary."""
+        module, resumed_from = self._build()
+        write_yaml(self.folder / CONFIG_FILE, self.plain)
+        trackers = build_trackers(
+            self.config.logger.trackers,
+            run_dir=self.folder,
+            run_name=f"{self.facts.cell}-seed{self.seed}",
+            run_id=self.identifier,
+            group=self.config.name,
+            config=self.plain,
+        )
+        module.recorder.trackers = trackers
+        interrupt: BaseException | None = None
+        extra: dict[str, float] = {}
+        try:
+            trainer = self._build_trainer(module, trackers)
+            self._write_environment(trainer)
+            ending = self._fit(trainer, module)
+            if ending.status == "completed":
+                extra = self._probe(module)
+        except (KeyboardInterrupt, SystemExit, SIGTERMException) as exception:
+            interrupt = exception
+            ending = Ending("interrupted", "stopped by a signal")
+        except Exception as exception:
+            ending = _describe_failure(exception, self.folder)
+        module.recorder.close()
+        close_trackers(trackers, ending.status)
+        self._write_summary(module, ending, extra, resumed_from)
+        if interrupt is not None:
+            raise KeyboardInterrupt from interrupt
+
+    def _build(self) -> tuple[SoloModule, int]:
+        """Return the module, at the last checkpoint if there is one, and its update."""
+        config, plan = self.config, self.facts.plan
+        model = build_cell_model(config, self.data)
+        initialize(model, self.seed)
+        if config.precision == "64-true":
+            model.double()
+        self.groups = group_parameters(
+            model,
+            weight_decay=config.optimizer.weight_decay,
+            decay_roles=config.optimizer.decay_roles,
+        )
+        optimizer = build_optimizer(
+            config.optimizer.name,
+            self.groups,
+            lr=config.scaled_lr,
+            params=config.optimizer.params,
+        )
+        lr = build_lr(
+            config.schedule.name,
+            peak_lr=config.scaled_lr,
+            warmup_fraction=config.schedule.warmup_fraction,
+            num_updates=plan.num_updates,
+            params=config.schedule.params,
+        )
+        module = SoloModule(model, plan=plan, optimizer=optimizer, lr=lr)
+        restore(module, self.folder / CHECKPOINT_FILE)
+        wall_s = cut_journal(self.folder, module.update)
+        module.recorder = Recorder(
+            self.folder,
+            num_train=plan.num_train,
+            on_progress=lambda update: self._report(update),
+            wall_s=wall_s,
+        )
+        return module, module.update
+
+    def _report(self, update: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.seed, update)
+
+    def _build_trainer(self, module: SoloModule, trackers: list[Any]) -> pl.Trainer:
+        """Return Lightning's Trainer for what is left of the run."""
+        trainer = self.config.trainer
+        checkpoint = TimedCheckpoint(self.folder / CHECKPOINT_FILE, trainer.checkpoint_interval_s)
+        with _quiet_lightning():
+            return pl.Trainer(
+                accelerator=trainer.accelerator,
+                devices=1,
+                precision=self.config.precision,  # type: ignore[arg-type] # checked before
+                max_epochs=self.facts.plan.num_evaluations - module.evaluation,
+                logger=trackers,
+                callbacks=[checkpoint],
+                default_root_dir=self.folder,
+                deterministic=True,
+                num_sanity_val_steps=0,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                use_distributed_sampler=False,
+            )
+
+    def _fit(self, trainer: pl.Trainer, module: SoloModule) -> Ending:
+        """Run Lightning's loops; a divergence is an ending like any other."""
+        config = self.config
+        source = WindowSource(
+            module,
+            IndexStream(self.facts.plan, self.seed),
+            self.data,
+            {
+                "crop_padding": config.data.augment.crop_padding,
+                "horizontal_flip": config.data.augment.horizontal_flip,
+            },
+            config.trainer.window_updates,
+        )
+        size = config.trainer.eval_batch_size
+        with _quiet_lightning():
+            try:
+                trainer.fit(module, source, EvaluationSource(module, self.data.val, size))
+                test = EvaluationSource(module, self.data.test, size)
+                trainer.test(module, test, verbose=False)
+            except Diverged as outcome:
+                return Ending("diverged", outcome.reason)
+        return Ending("completed")
+
+    def _probe(self, module: SoloModule) -> dict[str, float]:
+        """Return what the configured probes find in the trained model."""
+        if "running_statistics" not in self.config.probes:
+            return {}
+        errors = running_statistic_error(
+            module.model,
+            module.split_on_device(self.data.train).inputs,
+            batch_size=self.config.trainer.eval_batch_size,
+        )
+        return summarize_running_statistic_error(errors)
+
+    def _write_environment(self, trainer: pl.Trainer) -> None:
+        device = trainer.strategy.root_device
+        is_cuda = device.type == "cuda"
+        write_json(
+            self.folder / ENVIRONMENT_FILE,
+            describe_environment(
+                device=torch.cuda.get_device_name(device) if is_cuda else describe_cpu(),
+                num_threads=self.config.trainer.num_threads,
+                precision=self.config.precision,
+                data_fingerprint=self.facts.data_fingerprint,
+            ),
+        )
+
+    def _write_summary(
+        self, module: SoloModule, ending: Ending, extra: dict[str, float], resumed_from: int
+    ) -> None:
+        """Write the last file of a run: with it, the run has ended."""
+        plan = self.facts.plan
+        write_json(
+            self.folder / SUMMARY_FILE,
+            {
+                "schema_version": SCHEMA_VERSION,
+                "run_id": self.identifier,
+                "cell": self.facts.cell,
+                "seed": self.seed,
+                "status": ending.status,
+                "reason": ending.reason,
+                "metrics": {**module.recorder.latest, **extra},
+                "totals": {
+                    "samples": module.samples,
+                    "updates": module.update,
+                    "planned_updates": plan.num_updates,
+                    "micro_steps": module.update * plan.accumulation_steps,
+                    "epochs": module.samples / plan.num_train,
+                    "dropped_samples": plan.dropped_samples,
+                    "dropped_samples_per_epoch": plan.dropped_per_epoch,
+                    "effective_batch_size": plan.effective_batch_size,
+                    "wall_s": module.recorder.wall_s,
+                    "resumed_from_update": resumed_from,
+                },
+                "model": {
+                    "num_parameters": self.facts.num_parameters,
+                    "min_statistic_set": self.facts.min_statistic_set,
+                    "norm_layers": describe_layers(self.facts.norm_layers),
+                },
+                "parameter_groups": [group.describe() for group in self.groups],
+            },
+        )
+        if ending.status in FINAL_STATUSES:
+            (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+            (self.folder / JOURNAL_FILE).unlink(missing_ok=True)
+
+
+def _describe_failure(exception: Exception, folder: Path) -> Ending:
+    """Return the ending of a run that raised; the traceback goes beside the record."""
+    (folder / "error.txt").write_text("".join(traceback.format_exception(exception)))
+    lines = str(exception).strip().splitlines() or ["no message"]
+    return Ending("failed", f"{type(exception).__name__}: {lines[0]}")
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's remarks on devices and loaders out of a sweep's console.
+
+    Lightning also replaces signal handlers and, after Ctrl-C, ignores the signal for good; what
+    stood before is put back.
+    """
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.pytorch.*")
+            yield
+    finally:
+        logger.setLevel(level)
+        if in_main_thread:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

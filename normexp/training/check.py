@@ -1,0 +1,185 @@
+"""All that can be known of a cell before it trains: its model, its accounting, its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normexp.config.schema import CellConfig, NormConfig
+from normexp.config.validate import budget_samples, check_fields
+from normexp.data import Dataset, load_dataset
+from normexp.data.batches import UpdatePlan
+from normexp.errors import UserError
+from normexp.models import MODELS, build_model
+from normexp.norms import NormFactory, NormLayer, check_statistic_sets, describe_norm_layers
+from normexp.records import cell_name, run_dir
+from normexp.training.optim import OPTIMIZERS, SCHEDULES, check_decay_roles
+from normexp.training.trackers import check_trackers
+
+
+@dataclass(frozen=True)
+class CellFacts:
+    """What a checked cell is.
+
+    Attributes:
+        cell: Name of the cell's folder.
+        plan: Accounting of its runs.
+        norm_layers: Every norm layer with its statistic set at this micro-batch.
+        num_parameters: Numbers that the optimizer changes.
+        data_fingerprint: Hash over the data set's tensors.
+    """
+
+    cell: str
+    plan: UpdatePlan
+    norm_layers: tuple[NormLayer, ...]
+    num_parameters: int
+    data_fingerprint: str
+
+    @property
+    def min_statistic_set(self) -> int | None:
+        """Size of the smallest statistic set of the model; None without a norm."""
+        sizes = [layer.statistic_set_size for layer in self.norm_layers]
+        return min((size for size in sizes if size is not None), default=None)
+
+    def run_dir(self, config: CellConfig, seed: int) -> Path:
+        """Return the folder of one of the cell's runs."""
+        return run_dir(config.output_root, config.name, self.cell, seed)
+
+
+def check_cell(config: CellConfig) -> CellFacts:
+    """Check a cell as far as it can be checked without training, and tell what it is.
+
+    The model is built and run once on the meta device, which computes shapes but no numbers.
+
+    Args:
+        config: A composed cell.
+
+    Raises:
+        UserError: On the first thing that cannot work.
+    """
+    check_fields(config)
+    OPTIMIZERS.get(config.optimizer.name, key="optimizer").check_params(
+        config.optimizer.params, key="optimizer.params"
+    )
+    SCHEDULES.get(config.schedule.name, key="schedule").check_params(
+        config.schedule.params, key="schedule.params"
+    )
+    check_decay_roles(config.optimizer.decay_roles)
+    check_trackers(config.logger.trackers)
+    _check_device(config)
+    data = load_dataset(config.data.name, config.data.params)
+    plan = build_plan(config, data)
+    with torch.device("meta"):
+        model = build_cell_model(config, data)
+    layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
+    check_statistic_sets(layers)
+    return CellFacts(
+        cell=cell_name(config.to_plain(), data.fingerprint),
+        plan=plan,
+        norm_layers=tuple(layers),
+        num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        data_fingerprint=data.fingerprint,
+    )
+
+
+def build_plan(config: CellConfig, data: Dataset) -> UpdatePlan:
+    """Return the accounting of a cell's runs.
+
+    Raises:
+        UserError: If an update needs more samples than there are, or evaluations outnumber
+            updates.
+    """
+    num_train = len(data.train)
+    if config.micro_batch_size > num_train:
+        raise UserError(
+            "micro_batch_size",
+            config.micro_batch_size,
+            f"the training split of {data.name} has {num_train} samples; {num_train} or fewer",
+        )
+    if config.effective_batch_size > num_train:
+        most = num_train // config.micro_batch_size
+        raise UserError(
+            "accumulation_steps",
+            config.accumulation_steps,
+            f"{config.micro_batch_size} x {config.accumulation_steps} samples an update, but the "
+            f"training split of {data.name} has {num_train}; {most} or fewer",
+        )
+    plan = UpdatePlan(
+        num_train=num_train,
+        micro_batch_size=config.micro_batch_size,
+        accumulation_steps=config.accumulation_steps,
+        budget_samples=budget_samples(config, num_train),
+        num_evaluations=config.num_evaluations,
+    )
+    if config.num_evaluations > plan.num_updates:
+        raise UserError(
+            "num_evaluations",
+            config.num_evaluations,
+            f"the budget gives {plan.num_updates} updates; {plan.num_updates} or fewer",
+        )
+    return plan
+
+
+def build_cell_model(config: CellConfig, data: Dataset) -> nn.Module:
+    """Return the cell's model, not yet initialised.
+
+    Raises:
+        UserError: If the choices do not fit each other.
+    """
+    return build_model(
+        config.model.name,
+        config.model.params,
+        input_shape=data.input_shape,
+        num_classes=data.num_classes,
+        norm=build_norm_factory(config.norm),
+        placement=placement_of(config),
+    )
+
+
+def build_norm_factory(norm: NormConfig) -> NormFactory:
+    """Return what builds the norm layers of a model."""
+    return NormFactory(norm.name, norm.params, norm.roles)
+
+
+def placement_of(config: CellConfig) -> str | None:
+    """Return the placement that a model uses: None if it has no residual branch."""
+    card = MODELS.get(config.model.name, key="model").card
+    if not card.placements or config.placement is None:
+        return None
+    return config.placement.name
+
+
+def with_model_placement(config: CellConfig) -> CellConfig:
+    """Return the cell with no placement if its model has no residual branch.
+
+    So two configurations that train the same network are one cell.
+    """
+    if placement_of(config) is None:
+        config.placement = None
+    return config
+
+
+def describe_layers(layers: tuple[NormLayer, ...]) -> list[Mapping[str, Any]]:
+    """Return norm layers as the record of a run holds them."""
+    return [
+        {
+            "path": layer.path,
+            "name": layer.name,
+            "role": layer.role,
+            "input_shape": list(layer.input_shape),
+            "statistic_axes": list(layer.statistic_axes),
+            "statistic_set_size": layer.statistic_set_size,
+            "params": dict(layer.params),
+        }
+        for layer in layers
+    ]
+
+
+def _check_device(config: CellConfig) -> None:
+    if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        raise UserError("trainer.accelerator", "gpu", "no CUDA device here; cpu or auto")
