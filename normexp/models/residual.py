@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from normexp.norms import NormFactory
 
 Images = Float[Tensor, "n c h w"]
+Output = Float[Tensor, "n c_out h_out w_out"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class ResPostBlock(nn.Module):
             has_bias=not norm.is_centring("downsample"),
         )
 
-    def forward(self, x: Images) -> Images:
+    def forward(self, x: Images) -> Output:
         """Return the block's output."""
         branch = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(branch)) + self.shortcut(x))
@@ -132,7 +133,7 @@ class PreBlock(nn.Module):
         self.shortcut = build_shortcut(num_in, num_out, stride, shortcut, norm=None, has_bias=True)
         self.is_projected = isinstance(self.shortcut, nn.Module)
 
-    def forward(self, x: Images) -> Images:
+    def forward(self, x: Images) -> Output:
         """Return the block's output."""
         active = F.relu(self.norm1(x))
         branch = self.conv2(F.relu(self.norm2(self.conv1(active))))
@@ -158,7 +159,7 @@ class PostBlock(nn.Module):
             num_in, num_out, stride, shortcut, norm=None, has_bias=has_bias
         )
 
-    def forward(self, x: Images) -> Images:
+    def forward(self, x: Images) -> Output:
         """Return the block's output."""
         branch = self.conv2(F.relu(self.norm1(self.conv1(x))))
         return F.relu(self.norm2(branch + self.shortcut(x)))
@@ -175,7 +176,7 @@ class NoneBlock(nn.Module):
         self.conv2 = build_conv(num_out, num_out, bias=True)
         self.shortcut = build_shortcut(num_in, num_out, stride, shortcut, norm=None, has_bias=True)
 
-    def forward(self, x: Images) -> Images:
+    def forward(self, x: Images) -> Output:
         """Return the block's output."""
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
 
@@ -240,8 +241,6 @@ def return_input(x: Images) -> Images:
     return x
 
 
-def pad_shortcut(
-    x: Images, *, stride: int, num_missing: int
-) -> Float[Tensor, "n c_out h_out w_out"]:
+def pad_shortcut(x: Images, *, stride: int, num_missing: int) -> Output:
     """Return every stride-th pixel, with ``num_missing`` channels of zeros behind the others."""
     return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, num_missing))

@@ -38,7 +38,7 @@ class LayerNormChannel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """Return the normalized images; shape and type are the input's."""
+        """Return the normalized images."""
         pixels = x.permute(0, 2, 3, 1)
         y = F.layer_norm(pixels, self.shape, self.weight, self.bias, self.eps)
         return y.permute(0, 3, 1, 2)

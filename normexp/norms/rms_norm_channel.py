@@ -39,7 +39,7 @@ class RmsNormChannel(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """Return the normalized images; shape and type are the input's."""
+        """Return the normalized images."""
         y = F.rms_norm(x.permute(0, 2, 3, 1), self.shape, self.weight, self.eps)
         return y.permute(0, 3, 1, 2)
 

@@ -1,0 +1,55 @@
+"""layer_norm_channel against its formula in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from normexp.errors import UserError
+from normexp.norms.layer_norm_channel import build_layer_norm_channel
+
+GAIN = np.linspace(0.5, 2.0, 8)
+SHIFT = np.linspace(-1.0, 1.0, 8)
+
+
+def with_affine(layer):
+    """Give the layer a gain and shift that differ by channel, in float64."""
+    layer = layer.double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(GAIN))
+        if hasattr(layer, "bias"):
+            layer.bias.copy_(torch.from_numpy(SHIFT))
+    return layer
+
+
+@pytest.mark.parametrize(("dims", "shape"), [(2, (3, 8, 2, 5)), (1, (3, 8))])
+def test_matches_the_formula(dims, shape):
+    x = np.random.default_rng(0).normal(3.0, 2.0, shape)
+    mean, var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+    gain, shift = (v.reshape(8, *[1] * (len(shape) - 2)) for v in (GAIN, SHIFT))
+    expected = (x - mean) / np.sqrt(var + 1e-3) * gain + shift
+    layer = with_affine(build_layer_norm_channel(8, dims=dims, eps=1e-3))
+    np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, rtol=0, atol=1e-10)
+
+
+def test_eps_defaults_to_convnexts():
+    assert build_layer_norm_channel(8, dims=2).eps == 1e-6
+
+
+def test_affine_false_has_no_parameters():
+    layer = build_layer_norm_channel(8, dims=2, affine=False)
+    assert list(layer.parameters()) == []
+
+
+def test_affine_is_one_gain_and_one_shift_a_channel():
+    layer = build_layer_norm_channel(8, dims=2)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "weight": (8,),
+        "bias": (8,),
+    }
+
+
+def test_unsupported_dims_point_to_what_to_use():
+    with pytest.raises(UserError, match=r"^norm=layer_norm_channel: .*dims=3"):
+        build_layer_norm_channel(8, dims=3)

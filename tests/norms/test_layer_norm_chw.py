@@ -1,0 +1,56 @@
+"""layer_norm_chw against its formula in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from normexp.errors import UserError
+from normexp.norms.layer_norm_chw import build_layer_norm_chw
+
+GAIN = np.linspace(0.5, 2.0, 8)
+SHIFT = np.linspace(-1.0, 1.0, 8)
+
+
+def with_affine(layer):
+    """Give the layer a gain and shift that differ by channel, in float64."""
+    layer = layer.double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(GAIN))
+        if hasattr(layer, "bias"):
+            layer.bias.copy_(torch.from_numpy(SHIFT))
+    return layer
+
+
+def test_matches_the_formula():
+    x = np.random.default_rng(0).normal(3.0, 2.0, (3, 8, 2, 5))
+    mean, var = x.mean((1, 2, 3), keepdims=True), x.var((1, 2, 3), keepdims=True)
+    expected = (x - mean) / np.sqrt(var + 1e-3) * GAIN[:, None, None] + SHIFT[:, None, None]
+    layer = with_affine(build_layer_norm_chw(8, dims=2, eps=1e-3))
+    np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, rtol=0, atol=1e-10)
+
+
+def test_is_torchs_layer_norm_over_chw_but_for_the_affine_part():
+    x = torch.from_numpy(np.random.default_rng(1).normal(3.0, 2.0, (3, 8, 2, 5)))
+    expected = torch.nn.functional.layer_norm(x, (8, 2, 5))
+    actual = build_layer_norm_chw(8, dims=2, affine=False)(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_affine_false_has_no_parameters():
+    layer = build_layer_norm_chw(8, dims=2, affine=False)
+    assert list(layer.parameters()) == []
+
+
+def test_affine_is_one_gain_and_one_shift_a_channel():
+    layer = build_layer_norm_chw(8, dims=2)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "weight": (8,),
+        "bias": (8,),
+    }
+
+
+def test_unsupported_dims_point_to_what_to_use():
+    with pytest.raises(UserError, match=r"^norm=layer_norm_chw: .*features.*layer_norm"):
+        build_layer_norm_chw(8, dims=1)
