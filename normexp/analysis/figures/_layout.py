@@ -1,0 +1,97 @@
+"""Which factor becomes an arm, an axis or a panel, and what each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from normexp.analysis.display import short_names, show_value
+from normexp.analysis.figures._style import Look, norm_look
+
+MAX_COLUMNS = 6
+
+
+def arm_factors(factors: Sequence[str]) -> list[str]:
+    """Return the factors that make an arm: the norm and its parameters."""
+    return [factor for factor in factors if factor == "norm" or factor.startswith("norm.")]
+
+
+def panel_factors(frame: pd.DataFrame, factors: Sequence[str], along: Sequence[str]) -> list[str]:
+    """Return the factors that are still open once arm and axis are known, in their order.
+
+    A factor that the others decide (a rate that follows the batch, an accumulation that keeps
+    the effective batch) needs no panel. The micro-batch is asked first, so it stays.
+    """
+    known = [*arm_factors(factors), *along]
+    open_factors = []
+    for factor in sorted(factors, key=lambda name: name != "micro_batch_size"):
+        if factor not in known and not _is_decided(frame, factor, known):
+            known.append(factor)
+            open_factors.append(factor)
+    return [factor for factor in factors if factor in open_factors]
+
+
+def describe(row: pd.Series, factors: Sequence[str]) -> str:
+    """Return ``name=value`` of some factors, comma separated; null parameters are left out."""
+    names = short_names(factors)
+    return ", ".join(f"{names[f]}={show_value(row[f])}" for f in factors if row[f] is not None)
+
+
+def describe_arm(row: pd.Series, factors: Sequence[str]) -> str:
+    """Return the name of an arm: the norm, then its parameters that vary."""
+    settings = describe(row, [f for f in arm_factors(factors) if f != "norm"])
+    return f"{row['norm']}, {settings}" if settings else str(row["norm"])
+
+
+def arm_looks(frame: pd.DataFrame) -> dict[object, Look]:
+    """Return the look of each arm of a frame with columns ``norm`` and ``arm``, in order."""
+    looks: dict[object, Look] = {}
+    variants: dict[object, int] = {}
+    for norm, arm in zip(frame["norm"], frame["arm"], strict=True):
+        if arm not in looks:
+            looks[arm] = norm_look(norm, variants.get(norm, 0))
+            variants[norm] = variants.get(norm, 0) + 1
+    return looks
+
+
+def split_panels(frame: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
+    """Return the frame with ``row`` and ``column``: labels of the panel of each row.
+
+    The last factor makes the columns, the micro-batch if it is among them.
+    """
+    last = "micro_batch_size" if "micro_batch_size" in factors else (factors or [""])[-1]
+    others = [factor for factor in factors if factor != last]
+    if others and last and frame[last].map(show_value).nunique() > MAX_COLUMNS:
+        others, last = [], ""
+    column = [last] if last else list(factors)
+    return frame.assign(
+        row=[describe_panel(row, others) for _, row in frame.iterrows()],
+        column=[describe_panel(row, column) for _, row in frame.iterrows()],
+    )
+
+
+def describe_panel(row: pd.Series, factors: Sequence[str]) -> str:
+    """Return the label of a panel; null is a level like another."""
+    names = short_names(factors)
+    return ", ".join(f"{names[factor]}={show_value(row[factor])}" for factor in factors)
+
+
+def score_name(frame: pd.DataFrame) -> str:
+    """Return the name of the one score whose mean a frame holds."""
+    return next(str(name) for name in frame if str(name).endswith("_mean")).removesuffix("_mean")
+
+
+def score_scale(name: str) -> float:
+    """Return the factor from a score to its label: 100 for percent."""
+    return 1.0 if "/loss" in name else 100.0
+
+
+def _is_decided(frame: pd.DataFrame, factor: str, known: Sequence[str]) -> bool:
+    """Return whether rows that agree in the known factors agree in this one too."""
+    values: dict[tuple[str, ...], str] = {}
+    for _, row in frame.iterrows():
+        key = tuple(show_value(row[name]) for name in known)
+        if values.setdefault(key, show_value(row[factor])) != show_value(row[factor]):
+            return False
+    return True

@@ -1,0 +1,277 @@
+"""Panels, axes, marks and legend: the parts that all figures are drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from normexp.analysis.figures._style import COLUMN_IN, PAGE_IN, Look, new_figure
+
+# Means that span more than this are shown on a log axis, else the small ones are one line.
+LOG_FROM_RATIO = 8.0
+LEGEND_ROW_IN = 0.17
+# Rough width of a character of the legend and of a title, for what fits beside what.
+CHARACTER_IN = 0.063
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A figure with its panels by (row label, column label)."""
+
+    figure: Figure
+    axes: dict[tuple[str, str], Axes]
+    num_rows: int
+    num_columns: int
+
+
+def draw_panels(
+    frame: pd.DataFrame,
+    looks: Mapping[Any, Look],
+    *,
+    panel_height_in: float,
+    legend_title: str = "",
+    has_crosses: bool = False,
+) -> Panels:
+    """Return a figure with one panel for each pair of ``row`` and ``column`` in a frame.
+
+    One row of many columns is wrapped. Axes are shared, so panels compare. The legend stands
+    above the panels, where no data can be.
+    """
+    rows, columns = list(dict.fromkeys(frame["row"])), list(dict.fromkeys(frame["column"]))
+    is_wrapped = len(rows) == 1 and len(columns) > 3
+    width = _wrap(len(columns)) if is_wrapped else len(columns)
+    height = math.ceil(len(columns) / width) if is_wrapped else len(rows)
+    is_narrow = width == 1 and len(looks) <= 4
+    width_in = COLUMN_IN if is_narrow else PAGE_IN if width <= 4 else 1.75 * width
+    labels = [str(name) for name in looks] + (["diverged runs"] if has_crosses else [])
+    num_in_row = _legend_columns(labels, width_in)
+    legend_in = LEGEND_ROW_IN * (math.ceil(len(labels) / num_in_row) + bool(legend_title))
+    figure = new_figure(width_in, panel_height_in * height + legend_in + 0.55)
+    grid = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
+    used = set(zip(frame["row"], frame["column"], strict=True))
+    axes: dict[tuple[str, str], Axes] = {}
+    for place in range(height * width):
+        i, j = divmod(place, width)
+        at = place if is_wrapped else j
+        key = (rows[0] if is_wrapped else rows[i], columns[at] if at < len(columns) else "")
+        if at >= len(columns) or key not in used:
+            grid[i, j].set_visible(False)
+            continue
+        axes[key] = grid[i, j]
+        if is_wrapped or i == 0:
+            grid[i, j].set_title(_wrap_text(key[1], width_in / width))
+        if key[0] and j == width - 1:
+            _label_row(grid[i, j], key[0])
+    _show_lowest_ticks(grid)
+    _draw_legend(figure, looks, num_in_row, legend_title, has_crosses)
+    return Panels(figure, axes, height, width)
+
+
+def label_axes(panels: Panels, x: str, y: str) -> None:
+    """Write the axis labels once for all panels, beside the axes where there is one."""
+    first = next(iter(panels.axes.values()))
+    if panels.num_rows == 1:
+        first.set_ylabel(y)
+    else:
+        panels.figure.supylabel(y, fontsize=8)
+    if panels.num_columns == 1:
+        list(panels.axes.values())[-1].set_xlabel(x)
+    else:
+        panels.figure.supxlabel(x, fontsize=8)
+
+
+def shift_of(position: int, num_lines: int, sizes: Iterable[float]) -> float:
+    """Return the factor that sets a line apart sideways on a log2 axis, by as little as shows."""
+    logs = np.log2(sorted(sizes))
+    step = min(0.02 * max(1.0, float(logs[-1] - logs[0])), 0.45 / num_lines)
+    return float(2.0 ** (step * (position - (num_lines - 1) / 2)))
+
+
+def set_log2_axis(axes: Axes, sizes: Iterable[float]) -> None:
+    """Give an axis of sizes a log2 scale with ticks at the sizes that were run."""
+    ticks = sorted({float(size) for size in sizes})
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or tick / kept[-1] > 1.3:
+            kept.append(tick)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(kept))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    margin = 2.0 ** (0.25 + 0.06 * math.log2(ticks[-1] / ticks[0]))
+    axes.set_xlim(ticks[0] / margin, ticks[-1] * margin)
+
+
+def set_score_axis(
+    panels: Panels, means: pd.Series, *, is_percent: bool, num_cross_rows: int = 0
+) -> str:
+    """Choose a linear or log axis for scores and return the words that tell which.
+
+    Args:
+        panels: Where the scores are drawn already.
+        means: All means drawn, in the unit of the axis.
+        is_percent: Whether nothing can lie above 100.
+        num_cross_rows: Rows of crosses that need room at the top.
+    """
+    known = means.dropna()
+    is_log = bool(len(known)) and known.min() > 0 and known.max() / known.min() > LOG_FROM_RATIO
+    room = 0.1 * num_cross_rows + (0.04 if num_cross_rows else 0.0)
+    for axes in panels.axes.values():
+        if is_log:
+            low, high = known.min() / 1.6, known.max() * 1.5
+            axes.set_yscale("log", nonpositive="clip")
+            axes.set_ylim(low, high * (high / low) ** (room / (1 - room)))
+            _set_ticks(axes, [t for t in _decades() if not (is_percent and t > 100)])
+        else:
+            low, high = axes.get_ylim()
+            low = max(low, 0.0) if len(known) and known.min() >= 0 else low
+            axes.set_ylim(low, high + (high - low) * room / (1 - room))
+    return ", log scale" if is_log else ""
+
+
+def set_difference_axis(
+    panels: Panels, means: pd.Series, *, unit: float, limit: float, num_cross_rows: int
+) -> str:
+    """Choose a linear axis or one that is logarithmic beyond +-unit, and return its words."""
+    largest = float(means.abs().max())
+    is_log = largest > 10 * unit
+    room = 0.1 * num_cross_rows + (0.04 if num_cross_rows else 0.0)
+    low, high = next(iter(panels.axes.values())).get_ylim()
+    for axes in panels.axes.values():
+        axes.axhline(0.0, color="#666666", linewidth=0.8, zorder=0.5)
+        if is_log:
+            axes.set_yscale("symlog", linthresh=unit, linscale=0.6)
+            ticks = [
+                sign * t for t in _decades() for sign in (-1, 1) if unit * 0.99 <= t <= limit * 1.01
+            ]
+            _set_ticks(axes, sorted([*ticks, 0.0]))
+            low, high = min(low, -unit), max(high, unit)
+            axes.set_ylim(low, high * 10 ** (4 * room))
+        else:
+            axes.set_ylim(low, high + (high - low) * room / (1 - room))
+    return f"log scale beyond ±{unit:g}" if is_log else ""
+
+
+def draw_crosses(
+    panels: Panels,
+    frame: pd.DataFrame,
+    place: Callable[[pd.Series], tuple[float, str]],
+    looks: Mapping[Any, Look],
+    line: str,
+) -> None:
+    """Mark diverged runs by a cross at the top of their panel, one row of crosses a line.
+
+    Args:
+        panels: The figure.
+        frame: Rows with ``row``, ``column``, ``num_diverged`` and the column ``line``.
+        place: Returns position on the x axis and text of a row's cross.
+        looks: Looks by line.
+        line: Name of the column that tells lines apart.
+    """
+    positions = {name: position for position, name in enumerate(crossed_lines(frame, line))}
+    for _, row in frame[frame["num_diverged"] > 0].iterrows():
+        axes = panels.axes[row["row"], row["column"]]
+        x, text = place(row)
+        y = 0.95 - 0.09 * positions[row[line]]
+        where = axes.get_xaxis_transform()
+        colour = looks[row[line]].colour
+        axes.plot([x], [y], "x", color=colour, transform=where, markeredgewidth=1.6)
+        axes.annotate(
+            text,
+            (x, y),
+            xycoords=where,
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=6.5,
+            color=colour,
+        )
+
+
+def crossed_lines(frame: pd.DataFrame, line: str) -> list[Any]:
+    """Return the lines that have diverged runs, in the order of the frame."""
+    return list(dict.fromkeys(frame.loc[frame["num_diverged"] > 0, line]))
+
+
+def _draw_legend(
+    figure: Figure,
+    looks: Mapping[Any, Look],
+    num_in_row: int,
+    title: str,
+    has_crosses: bool,
+) -> None:
+    """Put the legend above the panels."""
+    handles = [Line2D([], [], label=str(name), **look.line()) for name, look in looks.items()]
+    if has_crosses:
+        cross: dict[str, Any] = {"color": "#444444", "marker": "x", "linestyle": "none"}
+        handles.append(Line2D([], [], label="diverged runs", **cross))
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=num_in_row,
+        title=title or None,
+        title_fontsize=7.5,
+        handlelength=2.8,
+        columnspacing=1.4,
+    )
+
+
+def _legend_columns(labels: Sequence[str], width_in: float) -> int:
+    """Return how many entries of a legend stand in one row."""
+    widths = [CHARACTER_IN * len(label) + 0.5 for label in labels]
+    if sum(widths) <= width_in:
+        return len(labels)
+    return max(1, int(width_in / max(widths)))
+
+
+def _wrap(num_panels: int) -> int:
+    """Return how many panels of one kind stand in one row."""
+    return 2 if num_panels == 4 else 3 if num_panels in (5, 6, 9) else 4
+
+
+def _wrap_text(text: str, width_in: float) -> str:
+    """Return a title broken at its commas where it is wider than its panel."""
+    return text if len(text) * CHARACTER_IN < width_in - 0.3 else text.replace(", ", ",\n")
+
+
+def _show_lowest_ticks(grid: Any) -> None:
+    """Label the x axis of the lowest panel of each column, also above an empty place."""
+    for column in grid.T:
+        shown = [axes for axes in column if axes.get_visible()]
+        if shown:
+            shown[-1].tick_params(labelbottom=True)
+
+
+def _label_row(axes: Axes, text: str) -> None:
+    """Write the label of a row of panels at its right end."""
+    axes.annotate(
+        text,
+        (1.0, 0.5),
+        xycoords="axes fraction",
+        xytext=(5, 0),
+        textcoords="offset points",
+        rotation=-90,
+        ha="left",
+        va="center",
+    )
+
+
+def _decades() -> list[float]:
+    """Return 1, 2 and 5 of every power of ten that a score can have."""
+    return [float(f"{digit}e{power}") for power in range(-6, 7) for digit in (1, 2, 5)]
+
+
+def _set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """Set the ticks of the y axis, written as plain numbers."""
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,0 +1,157 @@
+"""Learning curves against the samples seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from normexp.analysis.aggregate import aggregate_convergence, named_statistics, summary_of
+from normexp.analysis.display import Score, choose_score, is_percent, metric_label
+from normexp.analysis.figures._layout import (
+    arm_looks,
+    describe_arm,
+    describe_panel,
+    panel_factors,
+    score_name,
+    score_scale,
+    split_panels,
+)
+from normexp.analysis.figures._panels import (
+    crossed_lines,
+    draw_crosses,
+    draw_panels,
+    label_axes,
+    set_score_axis,
+)
+from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
+from normexp.analysis.figures._style import Look, level_looks
+from normexp.analysis.load import Results
+
+
+def frame(results: Results) -> pd.DataFrame:
+    """Return the points of all curves, and the diverged runs of cells in rows of their own.
+
+    ``kind`` is ``mean`` for a point of a curve (completed runs) or ``diverged`` for the count
+    of a cell's diverged runs at the last samples that any of them reached.
+
+    Raises:
+        NotApplicable: If no run has a validation curve.
+    """
+    points = aggregate_convergence(results)
+    metrics = [name.removesuffix("_mean") for name in points.columns if name.endswith("_mean")]
+    score = choose_score(metrics, "val")
+    if points.empty or score.metric not in metrics:
+        raise NotApplicable("no completed run has a validation curve")
+    cells = _label_cells(results).set_index("cell")
+    rows = []
+    for _, point in points.iterrows():
+        summary = score.convert(summary_of(point, score.metric))
+        rows.append(
+            {
+                **cells.loc[point["cell"]].to_dict(),
+                "kind": "mean",
+                "evaluation": int(point["evaluation"]),
+                "samples": int(point["samples"]),
+                **named_statistics(score.name, summary),
+                "num_completed": int(point["num_completed"]),
+                "num_diverged": 0,
+                "cell": point["cell"],
+            }
+        )
+    rows += _diverged_rows(results, cells, score)
+    order = {cell: place for place, cell in enumerate(results.cells["cell"])}
+    data = pd.DataFrame(rows)
+    return data.sort_values("cell", key=lambda names: names.map(order), kind="stable").reset_index(
+        drop=True
+    )
+
+
+@FIGURES.register(
+    "convergence",
+    FigureCard(
+        frame=frame,
+        title="Convergence",
+        caption=(
+            "Validation against training samples seen: mean over the completed runs with its 95% "
+            "interval (Student's t). A curve stops where a completed run has no finite value. "
+            "Crosses stand where diverged runs ended and count them; they are in no mean."
+        ),
+    ),
+)
+def plot(data: pd.DataFrame) -> Figure:
+    """Return the figure of a frame: one curve an arm, one panel for each other setting."""
+    name = score_name(data)
+    scale = score_scale(name)
+    is_by_norm = data["line"].equals(data["arm"])
+    looks = arm_looks(data) if is_by_norm else level_looks(dict.fromkeys(data["line"]))
+    crossed = crossed_lines(data, "line")
+    panels = draw_panels(data, looks, panel_height_in=1.6, has_crosses=bool(crossed))
+    for (row, column), axes in panels.axes.items():
+        part = data[(data["row"] == row) & (data["column"] == column)]
+        for line, look in looks.items():
+            draw_curve(axes, part[part["line"] == line], name, scale, look)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    draw_crosses(
+        panels, data, lambda row: (row["samples"], f"{row['num_diverged']:.0f}"), looks, "line"
+    )
+    scale_words = set_score_axis(
+        panels,
+        data[f"{name}_mean"] * scale,
+        is_percent=is_percent(name),
+        num_cross_rows=len(crossed),
+    )
+    label_axes(panels, "training samples seen", metric_label(name) + scale_words)
+    return panels.figure
+
+
+def draw_curve(axes: Axes, part: pd.DataFrame, name: str, scale: float, look: Look) -> None:
+    """Draw one curve with its band."""
+    curve = part[part["kind"] == "mean"].sort_values("evaluation")
+    # Going on with fewer runs would show who is left, not how training goes.
+    is_whole = (curve[f"{name}_n"] == curve["num_completed"]).cumprod().astype(bool)
+    curve = curve[is_whole]
+    mean, low, high = (
+        curve[f"{name}_{statistic}"].to_numpy(dtype=float) * scale
+        for statistic in ("mean", "ci95_low", "ci95_high")
+    )
+    x = curve["samples"].to_numpy(dtype=float)
+    axes.plot(x, mean, **{**look.line(), "markersize": 3})
+    if np.isfinite(low).any():
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
+
+
+def _label_cells(results: Results) -> pd.DataFrame:
+    """Return the cells with panel, arm and line; lines follow the micro-batch if arms do not."""
+    cells, factors = results.cells, results.factors
+    open_factors = panel_factors(cells, factors, [])
+    arms = [describe_arm(row, factors) for _, row in cells.iterrows()]
+    lines = arms
+    if len(set(arms)) == 1 and open_factors:
+        key = "micro_batch_size" if "micro_batch_size" in open_factors else open_factors[-1]
+        open_factors = [factor for factor in open_factors if factor != key]
+        lines = [describe_panel(row, [key]) for _, row in cells.iterrows()]
+    panels = split_panels(cells, open_factors).assign(arm=arms, line=lines)
+    return panels[["cell", "row", "column", "norm", "arm", "line"]]
+
+
+def _diverged_rows(results: Results, cells: pd.DataFrame, score: Score) -> list[dict[str, object]]:
+    """Return one row for each cell with diverged runs."""
+    rows: list[dict[str, object]] = []
+    diverged = results.runs[results.runs["status"] == "diverged"]
+    for cell, runs in diverged.groupby("cell", sort=False):
+        ends = runs["samples"].dropna()
+        rows.append(
+            {
+                **{str(key): value for key, value in cells.loc[cell].items()},
+                "kind": "diverged",
+                "samples": int(ends.max()) if len(ends) else 0,
+                "num_diverged": len(runs),
+                f"{score.name}_mean": float("nan"),
+                "cell": cell,
+            }
+        )
+    return rows

@@ -1,0 +1,213 @@
+"""Test error against the smallest statistic set: does M decide, or the micro-batch?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
+from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
+from normexp.analysis.figures._layout import (
+    arm_factors,
+    describe_arm,
+    score_name,
+    score_scale,
+)
+from normexp.analysis.figures._panels import (
+    Panels,
+    crossed_lines,
+    draw_crosses,
+    draw_panels,
+    label_axes,
+    set_difference_axis,
+    set_log2_axis,
+    set_score_axis,
+    shift_of,
+)
+from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
+from normexp.analysis.figures._style import Look, level_looks
+from normexp.analysis.load import Results
+from normexp.analysis.statistics import Summary, compute_welch_difference
+
+FIRST, SECOND = "batch_norm", "group_norm"
+
+
+def frame(results: Results) -> pd.DataFrame:
+    """Return one row a cell, or a pair of cells where batch_norm can be set against group_norm.
+
+    A pair is two cells that differ in the norm alone; M is that of batch_norm.
+
+    Raises:
+        NotApplicable: If no norm has cells with two different M.
+    """
+    cells = aggregate_cells(results)
+    known = results.cells.set_index("cell").loc[cells["cell"]]
+    for name in ("norm", "micro_batch_size"):
+        cells[name] = pd.Series(known[name].tolist(), dtype=object)
+    cells = cells[cells["min_statistic_set"].notna()]
+    if FIRST in set(cells["norm"]) and SECOND in set(cells["norm"]):
+        data = pd.DataFrame(_pairs(results, cells))
+    else:
+        data = pd.DataFrame(_levels(results, cells))
+    if data.empty or data.groupby("column")["min_statistic_set"].nunique().max() < 2:
+        raise NotApplicable("the smallest statistic set M does not vary within a norm")
+    return data
+
+
+@FIGURES.register(
+    "statistic_set",
+    FigureCard(
+        frame=frame,
+        title="Error against the smallest statistic set",
+        caption=(
+            "M is the number of elements that share one mean and variance in the layer where it "
+            "is smallest. Bars are 95% intervals: Welch's for a difference of two arms, Student's "
+            "t for a mean. Lines join the averages of the points at one M. A cross at the top "
+            "counts diverged runs of all runs of the cell or pair: they are in no mean."
+        ),
+    ),
+)
+def plot(data: pd.DataFrame) -> Figure:
+    """Return the figure of a frame: one line a micro-batch, one panel a norm or contrast."""
+    name = score_name(data)
+    scale = score_scale(name)
+    looks = level_looks(sorted(set(data["micro_batch_size"])))
+    crossed = crossed_lines(data, "micro_batch_size")
+    panels = draw_panels(
+        data,
+        looks,
+        panel_height_in=2.1,
+        legend_title="micro-batch (samples)",
+        has_crosses=bool(crossed),
+    )
+    sizes = data["min_statistic_set"].tolist()
+    shifts = {size: shift_of(i, len(looks), sizes) for i, size in enumerate(looks)}
+    for (_, column), axes in panels.axes.items():
+        part = data[data["column"] == column]
+        for size, look in looks.items():
+            points = part[part["micro_batch_size"] == size]
+            draw_line(axes, points, name, scale, shifts[size], look)
+        set_log2_axis(axes, sizes)
+    draw_crosses(
+        panels,
+        data,
+        lambda row: (
+            row["min_statistic_set"] * shifts[row["micro_batch_size"]],
+            f"{row['num_diverged']}/{row['num_seeds']}",
+        ),
+        looks,
+        "micro_batch_size",
+    )
+    label = _finish_score_axis(panels, data, name, scale, len(crossed))
+    label_axes(panels, "smallest statistic set M (elements)", label)
+    return panels.figure
+
+
+def _finish_score_axis(
+    panels: Panels, data: pd.DataFrame, name: str, scale: float, num_cross_rows: int
+) -> str:
+    """Set the scale of the score and return its label."""
+    base = name.removesuffix("_difference")
+    means = data[f"{name}_mean"] * scale
+    if base == name:
+        percent = is_percent(name)
+        words = set_score_axis(panels, means, is_percent=percent, num_cross_rows=num_cross_rows)
+        return metric_label(name) + words
+    # One percentage point, or a tenth of a nat: below it a difference is near none.
+    unit = 1.0 if is_percent(base) else 0.1
+    words = set_difference_axis(
+        panels, means, unit=unit, limit=100 * unit, num_cross_rows=num_cross_rows
+    )
+    quantity = base.replace("/", " ")
+    units = ["percentage points" if is_percent(base) else "nats", *([words] if words else [])]
+    return f"{quantity}: {FIRST} - {SECOND}\n({', '.join(units)})"
+
+
+def draw_line(
+    axes: Axes, points: pd.DataFrame, name: str, scale: float, shift: float, look: Look
+) -> None:
+    """Draw the points of one micro-batch with bars, and a line through their averages."""
+    x = points["min_statistic_set"].astype(float) * shift
+    mean = points[f"{name}_mean"] * scale
+    below = (mean - points[f"{name}_ci95_low"] * scale).fillna(0.0)
+    above = (points[f"{name}_ci95_high"] * scale - mean).fillna(0.0)
+    style = {**look.line(), "linestyle": "none"}
+    axes.errorbar(x, mean, yerr=[below, above], elinewidth=0.9, **style)
+    joined = mean.groupby(x).mean().dropna()
+    axes.plot(joined.index, joined.to_numpy(), color=look.colour, linestyle=look.dashes)
+
+
+def _levels(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return one row a cell, one panel an arm."""
+    score = choose_score(results.metrics, "test")
+    return [
+        {
+            "row": "",
+            "column": describe_arm(row, results.factors),
+            **_place(row),
+            **named_statistics(score.name, score.convert(summary_of(row, score.metric))),
+            "num_seeds": int(row["num_seeds"]),
+            "num_diverged": int(row["num_diverged"]),
+            "cell": row["cell"],
+        }
+        for _, row in cells.iterrows()
+    ]
+
+
+def _pairs(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return one row a pair of cells that differ in the norm alone, one panel a contrast."""
+    score = choose_score(results.metrics, "test")
+    arms = arm_factors(results.factors)
+    others = [factor for factor in results.factors if factor not in arms]
+    rows = []
+    for _, first in cells[cells["norm"] == FIRST].iterrows():
+        key = [show_value(first[factor]) for factor in others]
+        for _, second in cells[cells["norm"] == SECOND].iterrows():
+            if [show_value(second[factor]) for factor in others] != key:
+                continue
+            names = [describe_arm(row, results.factors) for row in (first, second)]
+            summaries = [score.convert(summary_of(row, score.metric)) for row in (first, second)]
+            rows.append(
+                {
+                    "row": "",
+                    "column": _name_contrast(*names),
+                    **_place(first),
+                    **{factor: first[factor] for factor in others},
+                    **_difference(f"{score.name}_difference", *summaries),
+                    "num_seeds": int(first["num_seeds"]) + int(second["num_seeds"]),
+                    "num_diverged": int(first["num_diverged"]) + int(second["num_diverged"]),
+                    "cell": first["cell"],
+                    "cell_subtracted": second["cell"],
+                }
+            )
+    return rows
+
+
+def _name_contrast(first: str, second: str) -> str:
+    """Return the settings of both arms; nothing when the axis label says all."""
+    settings = second.removeprefix(f"{SECOND}, ") if second != SECOND else ""
+    return settings if first == FIRST else f"{first}, {second}"
+
+
+def _difference(name: str, first: Summary, second: Summary) -> dict[str, Any]:
+    """Return mean and interval of a difference as columns, with both n."""
+    welch = compute_welch_difference(first, second)
+    return {
+        f"{name}_mean": welch.mean,
+        f"{name}_sem": welch.std,
+        f"{name}_ci95_low": welch.ci95_low,
+        f"{name}_ci95_high": welch.ci95_high,
+        f"n_{FIRST}": first.n,
+        f"n_{SECOND}": second.n,
+    }
+
+
+def _place(row: pd.Series) -> dict[str, Any]:
+    """Return where a cell stands on the axis and which line it is on."""
+    return {
+        "min_statistic_set": int(row["min_statistic_set"]),
+        "micro_batch_size": row["micro_batch_size"],
+    }
