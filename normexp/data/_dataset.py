@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normexp.data._sizes import check_sizes
+from normexp.errors import UserError
 from normexp.random import random_stream
 
 # Images handled at once: bounds the float64 and resizing temporaries to some tens of MB.
@@ -124,8 +125,9 @@ def assemble_dataset(
         image_size: New height and width; None keeps the stored ones.
 
     Raises:
-        UserError: If a size is below 1 or more than there is.
+        UserError: If a size is below 1 or more than there is, or a label is none of the classes.
     """
+    _check_labels(name, np.concatenate([train_val.targets, test.targets]), num_classes)
     num_train = check_sizes(
         num_available=len(train_val), num_val=num_val, num_train=num_train, image_size=image_size
     )
@@ -151,6 +153,15 @@ def assemble_dataset(
         fingerprint=_compute_fingerprint(raw, splits["train"].inputs.shape[2:]),
         **splits,
     )
+
+
+def _check_labels(name: str, targets: NDArray[np.int64], num_classes: int) -> None:
+    """Raise unless every label is one of the classes; files may be a user's own."""
+    wrong = targets[(targets < 0) | (targets >= num_classes)]
+    if len(wrong):
+        raise UserError(
+            "data", name, f"labels from 0 to {num_classes - 1} are needed, found {wrong[0]}"
+        )
 
 
 def _resize(images: NDArray[np.uint8], image_size: int | None) -> NDArray[np.float64]:

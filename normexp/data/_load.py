@@ -6,9 +6,11 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from normexp.data._dataset import Dataset
+from normexp.data._files import absolute, data_home
 from normexp.data._registry import DATASETS, DatasetCard
 from normexp.data._sizes import check_num_test, check_sizes
 from normexp.registry import Entry
@@ -48,7 +50,8 @@ def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
             missing or damaged.
     """
     entry = _checked_entry(name, params)
-    return _load_cached(name, json.dumps(_resolve(entry, params), sort_keys=True))
+    params_json = json.dumps(_resolve(entry, params), sort_keys=True)
+    return _load_cached(name, params_json, data_home())
 
 
 def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
@@ -113,14 +116,17 @@ def _checked_entry(name: str, params: Mapping[str, Any]) -> Entry[DatasetCard]:
 
 
 def _resolve(entry: Entry[DatasetCard], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with defaults filled in."""
-    return {
+    """Return the parameters with defaults filled in and the root made absolute."""
+    resolved = {
         name: params.get(name, parameter.default) for name, parameter in entry.parameters().items()
     }
+    if resolved.get("root") is not None:
+        resolved["root"] = str(absolute(resolved["root"]))
+    return resolved
 
 
 @functools.lru_cache(maxsize=1)
-def _load_cached(name: str, params_json: str) -> Dataset:
-    """Build a data set once for each set of parameters."""
+def _load_cached(name: str, params_json: str, home: Path) -> Dataset:
+    """Build a data set once for each set of parameters and folder of downloads."""
     dataset: Dataset = DATASETS.get(name, key="data").build(**json.loads(params_json))
     return dataset
