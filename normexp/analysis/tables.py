@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -165,7 +166,7 @@ def render_csv(frame: pd.DataFrame) -> str:
             shown[name] = pd.Series(
                 [_csv_value(value) for value in frame[name]], index=shown.index, dtype=object
             )
-    return shown.to_csv(index=False, lineterminator="\n", float_format=repr)
+    return shown.to_csv(index=False, lineterminator="\n", float_format=_csv_float)
 
 
 def render_markdown(table: Table) -> str:
@@ -218,12 +219,17 @@ def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(f"{{{escape_latex(cell)}}}" for cell in cells) + " \\\\"
 
 
+def _csv_float(value: Any) -> str:
+    """Return the shortest text that reads back as the same float."""
+    return repr(float(value))
+
+
 def _csv_value(value: object) -> object:
     """Return an object as CSV text: null by name, containers as JSON, NaN empty."""
     if value is None:
         return "null"
     if isinstance(value, float):
-        return "" if math.isnan(value) else repr(value)
+        return "" if math.isnan(value) else _csv_float(value)
     if isinstance(value, dict | list | tuple):
         return json.dumps(value)
     return show_value(value) if isinstance(value, bool) else value

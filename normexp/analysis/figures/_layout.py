@@ -56,7 +56,7 @@ def arm_looks(frame: pd.DataFrame) -> dict[object, Look]:
 
 
 def split_panels(frame: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
-    """Return the frame with ``row`` and ``column``: labels of the panel of each row.
+    """Return the frame with ``panel_row`` and ``panel_column``: labels of the panel of each row.
 
     The last factor makes the columns, the micro-batch if it is among them.
     """
@@ -66,8 +66,8 @@ def split_panels(frame: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
         others, last = [], ""
     column = [last] if last else list(factors)
     return frame.assign(
-        row=[describe_panel(row, others) for _, row in frame.iterrows()],
-        column=[describe_panel(row, column) for _, row in frame.iterrows()],
+        panel_row=[describe_panel(row, others) for _, row in frame.iterrows()],
+        panel_column=[describe_panel(row, column) for _, row in frame.iterrows()],
     )
 
 

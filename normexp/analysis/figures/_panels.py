@@ -41,12 +41,15 @@ def draw_panels(
     legend_title: str = "",
     has_crosses: bool = False,
 ) -> Panels:
-    """Return a figure with one panel for each pair of ``row`` and ``column`` in a frame.
+    """Return a figure with one panel for each pair of ``panel_row`` and ``panel_column`` in a frame.
 
     One row of many columns is wrapped. Axes are shared, so panels compare. The legend stands
     above the panels, where no data can be.
     """
-    rows, columns = list(dict.fromkeys(frame["row"])), list(dict.fromkeys(frame["column"]))
+    rows, columns = (
+        list(dict.fromkeys(frame["panel_row"])),
+        list(dict.fromkeys(frame["panel_column"])),
+    )
     is_wrapped = len(rows) == 1 and len(columns) > 3
     width = _wrap(len(columns)) if is_wrapped else len(columns)
     height = math.ceil(len(columns) / width) if is_wrapped else len(rows)
@@ -57,7 +60,7 @@ def draw_panels(
     legend_in = LEGEND_ROW_IN * (math.ceil(len(labels) / num_in_row) + bool(legend_title))
     figure = new_figure(width_in, panel_height_in * height + legend_in + 0.55)
     grid = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
-    used = set(zip(frame["row"], frame["column"], strict=True))
+    used = set(zip(frame["panel_row"], frame["panel_column"], strict=True))
     axes: dict[tuple[str, str], Axes] = {}
     for place in range(height * width):
         i, j = divmod(place, width)
@@ -172,14 +175,14 @@ def draw_crosses(
 
     Args:
         panels: The figure.
-        frame: Rows with ``row``, ``column``, ``num_diverged`` and the column ``line``.
+        frame: Rows with ``panel_row``, ``panel_column``, ``num_diverged`` and the column ``line``.
         place: Returns position on the x axis and text of a row's cross.
         looks: Looks by line.
         line: Name of the column that tells lines apart.
     """
     positions = {name: position for position, name in enumerate(crossed_lines(frame, line))}
     for _, row in frame[frame["num_diverged"] > 0].iterrows():
-        axes = panels.axes[row["row"], row["column"]]
+        axes = panels.axes[row["panel_row"], row["panel_column"]]
         x, text = place(row)
         y = 0.95 - 0.09 * positions[row[line]]
         where = axes.get_xaxis_transform()

@@ -90,7 +90,7 @@ def plot(data: pd.DataFrame) -> Figure:
     crossed = crossed_lines(data, "line")
     panels = draw_panels(data, looks, panel_height_in=1.6, has_crosses=bool(crossed))
     for (row, column), axes in panels.axes.items():
-        part = data[(data["row"] == row) & (data["column"] == column)]
+        part = data[(data["panel_row"] == row) & (data["panel_column"] == column)]
         for line, look in looks.items():
             draw_curve(axes, part[part["line"] == line], name, scale, look)
         axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -135,7 +135,7 @@ def _label_cells(results: Results) -> pd.DataFrame:
         open_factors = [factor for factor in open_factors if factor != key]
         lines = [describe_panel(row, [key]) for _, row in cells.iterrows()]
     panels = split_panels(cells, open_factors).assign(arm=arms, line=lines)
-    return panels[["cell", "row", "column", "norm", "arm", "line"]]
+    return panels[["cell", "panel_row", "panel_column", "norm", "arm", "line"]]
 
 
 def _diverged_rows(results: Results, cells: pd.DataFrame, score: Score) -> list[dict[str, object]]:

@@ -53,8 +53,8 @@ def frame(results: Results) -> pd.DataFrame:
         summary = score.convert(summary_of(row, score.metric))
         rows.append(
             {
-                "row": row["row"],
-                "column": row["column"],
+                "panel_row": row["panel_row"],
+                "panel_column": row["panel_column"],
                 "norm": row["norm"],
                 "arm": describe_arm(row, factors),
                 "micro_batch_size": int(row["micro_batch_size"]),
@@ -88,7 +88,7 @@ def plot(data: pd.DataFrame) -> Figure:
     sizes = data["micro_batch_size"].tolist()
     shifts = {arm: shift_of(i, len(looks), sizes) for i, arm in enumerate(looks)}
     for (row, column), axes in panels.axes.items():
-        part = data[(data["row"] == row) & (data["column"] == column)]
+        part = data[(data["panel_row"] == row) & (data["panel_column"] == column)]
         for arm, look in looks.items():
             draw_arm(axes, part[part["arm"] == arm], name, scale, shifts[arm], look)
         set_log2_axis(axes, sizes)

@@ -52,7 +52,7 @@ def frame(results: Results) -> pd.DataFrame:
         data = pd.DataFrame(_pairs(results, cells))
     else:
         data = pd.DataFrame(_levels(results, cells))
-    if data.empty or data.groupby("column")["min_statistic_set"].nunique().max() < 2:
+    if data.empty or data.groupby("panel_column")["min_statistic_set"].nunique().max() < 2:
         raise NotApplicable("the smallest statistic set M does not vary within a norm")
     return data
 
@@ -86,7 +86,7 @@ def plot(data: pd.DataFrame) -> Figure:
     sizes = data["min_statistic_set"].tolist()
     shifts = {size: shift_of(i, len(looks), sizes) for i, size in enumerate(looks)}
     for (_, column), axes in panels.axes.items():
-        part = data[data["column"] == column]
+        part = data[data["panel_column"] == column]
         for size, look in looks.items():
             points = part[part["micro_batch_size"] == size]
             draw_line(axes, points, name, scale, shifts[size], look)
@@ -145,8 +145,8 @@ def _levels(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
     score = choose_score(results.metrics, "test")
     return [
         {
-            "row": "",
-            "column": describe_arm(row, results.factors),
+            "panel_row": "",
+            "panel_column": describe_arm(row, results.factors),
             **_place(row),
             **named_statistics(score.name, score.convert(summary_of(row, score.metric))),
             "num_seeds": int(row["num_seeds"]),
@@ -172,8 +172,8 @@ def _pairs(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
             summaries = [score.convert(summary_of(row, score.metric)) for row in (first, second)]
             rows.append(
                 {
-                    "row": "",
-                    "column": _name_contrast(*names),
+                    "panel_row": "",
+                    "panel_column": _name_contrast(*names),
                     **_place(first),
                     **{factor: first[factor] for factor in others},
                     **_difference(f"{score.name}_difference", *summaries),
