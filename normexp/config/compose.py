@@ -16,19 +16,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import normexp
+from normexp.config.choices import list_choices
 from normexp.config.schema import CellConfig
-from normexp.errors import UserError, choices_hint
+from normexp.config.translate import translate
+from normexp.errors import UserError
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-
-
-def conf_dir() -> Path:
-    """Return the folder of the YAML files: inside an installed package, beside it in a clone."""
-    package = Path(normexp.__file__).resolve().parent
-    inside = package / "_conf"
-    return inside if inside.exists() else package.parent / "conf"
 
 
 def register_schema() -> None:
@@ -49,7 +43,7 @@ def to_cell(composed: DictConfig) -> CellConfig:
     """
     plain = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     try:
-        cell = OmegaConf.to_object(plain)
+        cell = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CellConfig), plain))
     except OmegaConfBaseException as error:
         raise translate(error) from error
     assert isinstance(cell, CellConfig)
@@ -86,6 +80,29 @@ def load_plugins(paths: Iterable[str]) -> None:
         except Exception as error:
             del sys.modules[name]
             raise UserError("plugins", path, f"{type(error).__name__}: {error}") from error
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise on overrides that Hydra would take but not as meant.
+
+    Args:
+        overrides: The command line's, without flags.
+
+    Raises:
+        UserError: If an override cannot be read, or a list stands where one choice belongs:
+            Hydra would merge the list's files into one.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise translate(error) from error
+    for override in parsed:
+        key, value = override.key_or_group, override.value()
+        if isinstance(value, list) and key != "logger" and list_choices(key):
+            names = ",".join(str(item) for item in value)
+            raise UserError(
+                key, f"[{names}]", f"one choice; several need a sweep: normexp sweep {key}={names}"
+            )
 
 
 def expand_grid(
@@ -164,71 +181,3 @@ def _spell(value: Any) -> str:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_./-]+", text):
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return text
-
-
-def translate(error: Exception) -> UserError:
-    """Return Hydra's or OmegaConf's complaint as one line with key, value and what is right.
-
-    Args:
-        error: What Hydra raised; its causes are searched for the first that names a key.
-    """
-    text = "\n".join(str(link) for link in _chain(error))
-    found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
-    if found:
-        return UserError(found[1], found[2], choices_hint(found[2], list_choices(found[1])))
-    found = re.search(r"Could not override '(?:[^']*@)?([^']+)'", text)
-    if found:
-        return UserError(found[1], "", _unknown_key(found[1]))
-    found = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
-    if found:
-        return UserError(
-            found[1],
-            found[2],
-            f"several values need a sweep: normexp sweep {found[1]}={found[2]}",
-        )
-    found = re.search(r"full_key: (\S+)", text)
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    if found:
-        value = re.search(r"Value '(.*?)'", text)
-        if "not in '" in text or "is not in struct" in text:
-            return UserError(found[1], "", _unknown_key(found[1]))
-        return UserError(found[1], value[1] if value else "", _plain_type(first))
-    found = re.search(r"You must specify '([^']+)'", text)
-    if found:
-        return UserError(found[1], "", choices_hint("", list_choices(found[1])))
-    return UserError("command line", "", first)
-
-
-def list_choices(group: str) -> list[str]:
-    """Return the choices of a configuration group, from the YAML files."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def _chain(error: BaseException) -> Iterable[BaseException]:
-    """Yield an exception and what caused it."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _unknown_key(key: str) -> str:
-    """Return what would be right instead of a key that the schema does not have."""
-    from dataclasses import fields, is_dataclass
-
-    node: Any = CellConfig()
-    for part in key.split(".")[:-1]:
-        node = getattr(node, part, None)
-    if is_dataclass(node):
-        names = [field.name for field in fields(node)]
-        return f"there is no such key; {choices_hint(key.split('.')[-1], names)}"
-    return f"there is no such key here; a new one is added with +{key}=..."
-
-
-def _plain_type(message: str) -> str:
-    """Return OmegaConf's complaint on a type in plain words."""
-    wanted = re.search(r"(?:could not be converted to|is not a valid|to) (\w+)\s*$", message)
-    names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
-    if wanted and wanted[1] in names:
-        return f"{names[wanted[1]]} is needed"
-    return message

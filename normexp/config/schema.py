@@ -9,7 +9,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 # OmegaConf reads these annotations at run time and knows Optional[...] but not "X | None".
-# ruff: noqa: UP007, UP045
+# ruff: noqa: UP045
 
 
 @dataclass

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from normexp.config.schema import CellConfig
 from normexp.data import Dataset, load_dataset
 from normexp.data.batches import IndexStream
-from normexp.measure import running_statistic_error, summarize_running_statistic_error
+from normexp.measure import running_statistic_error, summarize
 from normexp.models import initialize
 from normexp.records import (
     FINAL_STATUSES,
@@ -96,7 +96,9 @@ def train_cell(
         ids.append(run_id(seed, config.to_plain(), facts.data_fingerprint))
         folder = facts.run_dir(config, seed)
         with hold_lock(
-            folder / ".lock", key="seeds", held=f"seed {seed} is being trained by another process",
+            folder / ".lock",
+            key="seeds",
+            held=f"seed {seed} is being trained by another process",
             timeout_s=20.0,
         ):
             summary = read_summary(folder)
@@ -255,7 +257,7 @@ class _Run:
             module.split_on_device(self.data.train).inputs,
             batch_size=self.config.trainer.eval_batch_size,
         )
-        return summarize_running_statistic_error(errors)
+        return summarize(errors)
 
     def _write_environment(self, trainer: pl.Trainer) -> None:
         device = trainer.strategy.root_device

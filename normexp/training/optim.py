@@ -148,7 +148,12 @@ def build_cosine(*, final_fraction: float = 0.0) -> Callable[[float], float]:
 
 
 def build_lr(
-    name: str, *, peak_lr: float, warmup_fraction: float, num_updates: int, params: Mapping[str, Any]
+    name: str,
+    *,
+    peak_lr: float,
+    warmup_fraction: float,
+    num_updates: int,
+    params: Mapping[str, Any],
 ) -> Callable[[int], float]:
     """Return the learning rate as a pure function of the update, so nothing need be restored.
 

@@ -28,7 +28,7 @@ from normexp.training.recorder import Recorder
 _WINDOW_SAMPLES = 8192
 
 
-class Diverged(Exception):  # noqa: N818 - an outcome of training, not an error
+class Diverged(Exception):
     """Training produced a number that is not finite.
 
     Args:
@@ -198,9 +198,7 @@ class SoloModule(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = rate
             parts = []
-            for micro_inputs, micro_targets in zip(
-                inputs.unbind(), targets.unbind(), strict=True
-            ):
+            for micro_inputs, micro_targets in zip(inputs.unbind(), targets.unbind(), strict=True):
                 logits = self.model(micro_inputs)
                 loss = F.cross_entropy(logits, micro_targets, reduction="sum") * scale
                 self.manual_backward(loss)

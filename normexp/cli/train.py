@@ -1,0 +1,117 @@
+"""The verbs train and sweep: a Hydra program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from normexp.config.choices import conf_dir
+from normexp.config.compose import (
+    CONFIG_NAME,
+    HYDRA_VERSION_BASE,
+    check_overrides,
+    load_plugins,
+    register_schema,
+)
+from normexp.config.translate import translate
+from normexp.launch.task import TrainTask
+from normexp.records import read_summary
+
+
+def train_program(arguments: Sequence[str], *, verb: str) -> int:
+    """Run Hydra on the arguments of ``train`` or ``sweep``.
+
+    Args:
+        arguments: Overrides and Hydra's flags.
+        verb: For the record of the command.
+
+    Returns:
+        The exit code.
+    """
+    task = run_hydra(arguments, verb=verb)
+    counts = count_statuses(task)
+    if counts:
+        ends = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        print(f"{ends}; records: {task.folder}")
+    return exit_code(counts)
+
+
+def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
+    """Hand the arguments to Hydra, and return the task with what it learnt.
+
+    Args:
+        arguments: Overrides and Hydra's flags.
+        verb: For the record of the command.
+
+    Raises:
+        UserError: If the arguments cannot be composed or a cell cannot work.
+    """
+    # Hydra would catch errors and print them its own way; here they are ours to tell.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    shown = [word for word in arguments if word != "--multirun"]
+    task = TrainTask(shlex.join(["normexp", verb, *shown]))
+    register_schema()
+    overrides = get_args_parser().parse_args(list(arguments)).overrides
+    check_overrides(overrides)
+    _load_plugins_early(overrides)
+    before = sys.argv
+    sys.argv = [f"normexp {verb}", *arguments]
+    errors: list[BaseException] = []
+
+    def catching(composed: object) -> object:
+        # Hydra prints the overrides of a job that raises; the error line says more.
+        try:
+            return task(composed)  # type: ignore[arg-type]
+        except BaseException as error:
+            errors.append(error)
+            return None
+
+    task_function = task if _is_multirun(arguments) else catching
+    program = hydra.main(
+        config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE
+    )(task_function)
+    try:
+        program()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise translate(error, overrides) from error
+    finally:
+        sys.argv = before
+    if errors:
+        raise errors[0]
+    return task
+
+
+def count_statuses(task: TrainTask) -> dict[str, int]:
+    """Return how many of a sweep's runs ended in which way, from their records."""
+    counts: dict[str, int] = {}
+    for cell in task.cells:
+        for seed in cell.config.seeds:
+            summary = read_summary(cell.facts.run_dir(cell.config, seed))
+            status = summary["status"] if summary else "not run"
+            counts[status] = counts.get(status, 0) + 1
+    return counts
+
+
+def exit_code(counts: dict[str, int]) -> int:
+    """Return 1 if some runs failed or did not run, else 0."""
+    return 1 if any(counts.get(word) for word in ("failed", "interrupted", "not run")) else 0
+
+
+def _is_multirun(arguments: Sequence[str]) -> bool:
+    return any(word in ("-m", "--multirun") for word in arguments)
+
+
+def _load_plugins_early(arguments: Sequence[str]) -> None:
+    """Import the plugins named on the command line, so that their entries are choices."""
+    for word in arguments:
+        if word.lstrip("+").startswith("plugins="):
+            value = OverridesParser.create().parse_override(word).value()
+            load_plugins(value if isinstance(value, list) else [str(value)])

@@ -1,0 +1,39 @@
+"""Where the YAML files lie, and which choices they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import normexp
+
+
+def conf_dir() -> Path:
+    """Return the folder of the YAML files: inside an installed package, beside it in a clone."""
+    package = Path(normexp.__file__).resolve().parent
+    inside = package / "_conf"
+    return inside if inside.exists() else package.parent / "conf"
+
+
+def list_choices(group: str) -> list[str]:
+    """Return the choices of a configuration group; empty if there is no such group."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def list_params(group: str, overrides: Sequence[str]) -> list[str]:
+    """Return the parameters of the choice that overrides make in a group.
+
+    Args:
+        group: A configuration group, such as norm.
+        overrides: The command line's; without one for the group, every choice counts.
+    """
+    chosen = [word.partition("=")[2] for word in overrides if word.startswith(f"{group}=")]
+    names = [name for name in list_choices(group) if not chosen or name in chosen]
+    params: dict[str, Any] = {}
+    for name in names:
+        loaded = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text()) or {}
+        params.update(loaded.get("params") or {})
+    return sorted(params)

@@ -1,0 +1,111 @@
+"""Hydra's and OmegaConf's complaints as one line: key, value, what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from normexp.config.choices import list_choices, list_params
+from normexp.config.schema import CellConfig
+from normexp.errors import UserError, choices_hint
+
+_TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+
+
+def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+    """Return a complaint as an error of the user's input.
+
+    Args:
+        error: What Hydra or OmegaConf raised.
+        overrides: The command line's, for the value at fault.
+    """
+    text = "\n".join(str(link) for link in _chain(error))
+    for read in (_missing_choice, _several_values, _wrong_type, _unknown_key, _unset_group):
+        found = read(text, overrides)
+        if found is not None:
+            return found
+    return UserError("command line", *_unreadable(text))
+
+
+def _missing_choice(text: str, _: Sequence[str]) -> UserError | None:
+    found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
+    if found is None:
+        return None
+    return UserError(found[1], found[2], choices_hint(found[2], list_choices(found[1])))
+
+
+def _several_values(text: str, _: Sequence[str]) -> UserError | None:
+    found = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
+    if found is None:
+        return None
+    key, values = found[1], found[2]
+    return UserError(key, values, f"several values need a sweep: normexp sweep {key}={values}")
+
+
+def _wrong_type(text: str, overrides: Sequence[str]) -> UserError | None:
+    key = re.search(r"full_key: (\S+)", text)
+    if key is None or "not in '" in text or "not in struct" in text:
+        return None
+    name = key[1].partition("[")[0]
+    value = _value_of(name, overrides)
+    wanted = re.search(r"could not be converted to (\w+)", text)
+    if wanted is not None:
+        return UserError(name, value, f"{_TYPES.get(wanted[1], wanted[1])} is needed")
+    if "is not a ListConfig" in text:
+        return UserError(name, value, f"a list is needed, as in {name}=[{value}]")
+    complaint = next((line for line in text.splitlines() if "full_key" not in line), "")
+    return UserError(name, value, complaint)
+
+
+def _unknown_key(text: str, overrides: Sequence[str]) -> UserError | None:
+    found = re.search(r"Could not override '(?:[^']*@)?([^']+)'", text) or re.search(
+        r"full_key: (\S+)", text
+    )
+    if found is None:
+        return None
+    key = found[1]
+    parent, _, last = key.rpartition(".")
+    group, _, rest = parent.partition(".")
+    if rest == "params":
+        names = list_params(group, overrides)
+    else:
+        node: Any = CellConfig()
+        for part in parent.split(".") if parent else []:
+            node = getattr(node, part, None)
+        names = [field.name for field in fields(node)] if is_dataclass(node) else []
+    return UserError(
+        key, _value_of(key, overrides), f"there is no such key; {choices_hint(last, names)}"
+    )
+
+
+def _unset_group(text: str, _: Sequence[str]) -> UserError | None:
+    found = re.search(r"You must specify '([^']+)'", text)
+    return found and UserError(found[1], "", choices_hint("", list_choices(found[1])))
+
+
+def _unreadable(text: str) -> tuple[str, str]:
+    """Return what could not be read, and why."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = re.search(r"Error parsing override '(.*)'", text)
+    if found is None:
+        return "", lines[0] if lines else "cannot be read"
+    return found[1], f"cannot be read as key=value ({lines[1] if len(lines) > 1 else 'syntax'})"
+
+
+def _value_of(key: str, overrides: Sequence[str]) -> str:
+    """Return the value that the command line gives to a key."""
+    for word in overrides:
+        name, _, value = word.lstrip("+~").partition("=")
+        if name == key:
+            return value
+    return ""
+
+
+def _chain(error: BaseException) -> Iterable[BaseException]:
+    """Yield an exception and what caused it."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__

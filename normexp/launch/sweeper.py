@@ -1,0 +1,90 @@
+"""Hydra's sweeper for grids: every cell is checked before the first one trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from normexp.config.compose import expand_grid, load_plugins, to_cell
+from normexp.launch.plan import PlannedCell, common_folder, save_plan
+from normexp.launch.task import TrainTask
+from normexp.records import hold_lock
+
+
+class GridSweeper(Sweeper):
+    """Expand an experiment's grid and the command line's sweeps into cells, and launch them."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take what Hydra hands to a sweeper."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.task = task_function
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Check all cells, write the plan, launch.
+
+        Args:
+            arguments: Overrides of the command line, sweeps among them.
+
+        Returns:
+            The launcher's job returns.
+
+        Raises:
+            UserError: If any cell cannot work; nothing has been trained then.
+        """
+        grid = OmegaConf.to_container(self.config.experiment.grid, resolve=True)
+        assert isinstance(grid, list)
+        jobs, axes = expand_grid(grid, arguments)
+        loader = self.hydra_context.config_loader
+        composed = [
+            (loader.load_sweep_config(self.config, list(overrides)), tuple(overrides))
+            for overrides in jobs
+        ]
+        assert isinstance(self.task, TrainTask)
+        check_sweep(self.task, composed, axes=axes)
+        assert self.task.folder is not None
+        held = "another sweep is writing there; wait for it, or choose another name"
+        with hold_lock(self.task.folder / ".lock", key="name", held=held, timeout_s=5.0):
+            overrides = [list(cell.overrides) for cell in self.task.cells]
+            return self.launcher.launch(overrides, initial_job_idx=0)
+
+
+def check_sweep(
+    task: TrainTask,
+    composed: Sequence[tuple[DictConfig, tuple[str, ...]]],
+    *,
+    axes: Sequence[str],
+) -> None:
+    """Check every cell, then write the plan and leave the cells on the task.
+
+    Args:
+        task: Hydra's task function.
+        composed: Composed configurations with the overrides that made them.
+        axes: Override keys that vary.
+
+    Raises:
+        UserError: On the first cell that cannot work; nothing has been written then.
+    """
+    from normexp.training.check import check_cell, with_model_placement
+
+    cells: dict[str, PlannedCell] = {}
+    for config, overrides in composed:
+        cell = to_cell(config)
+        load_plugins(cell.plugins)
+        cell = with_model_placement(cell)
+        facts = check_cell(cell)
+        cells.setdefault(facts.cell, PlannedCell(cell, facts, overrides))
+    task.cells = list(cells.values())
+    task.folder = common_folder(task.cells)
+    save_plan(task.folder, task.cells, axes=axes, command=task.command)

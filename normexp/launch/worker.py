@@ -1,0 +1,58 @@
+"""What a job's process does. The fork server imports this module once, for all jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from multiprocessing import connection, parent_process
+from types import FrameType
+from typing import Any
+
+import sklearn.datasets  # noqa: F401 - imported here once, so that no job pays for it
+
+from normexp.config.compose import load_plugins
+from normexp.config.schema import CellConfig
+from normexp.training.cell import train_cell
+
+
+def run_job(config: CellConfig, seed: int, progress: connection.Connection) -> None:
+    """Train one run.
+
+    Args:
+        config: The composed cell.
+        seed: Seed of the run.
+        progress: Gets the number of updates done, now and then.
+    """
+    die_with_parent()
+    # Ctrl-C reaches the whole process group; the launcher alone decides and sends SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    load_plugins(config.plugins)
+
+    def report(_: int, update: int) -> None:
+        with contextlib.suppress(OSError):
+            progress.send(update)
+
+    try:
+        train_cell(config, [seed], on_progress=report)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def die_with_parent() -> None:
+    """End this process when the launcher dies, however it dies: no run goes on unseen."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _interrupt(_: int, __: FrameType | None) -> Any:
+    raise KeyboardInterrupt

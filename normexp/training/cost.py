@@ -1,0 +1,252 @@
+"""The cost of cells, measured apart from training: time by part of an update, memory by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normexp.config.schema import CellConfig
+from normexp.data import load_dataset
+from normexp.measure import (
+    Timing,
+    device_synchronizer,
+    memory_by_part,
+    peak_allocated_bytes,
+    saved_for_backward_bytes,
+    storage_bytes,
+    time_interleaved,
+)
+from normexp.models import initialize
+from normexp.records import NUMERICS_VERSION, SCHEMA_VERSION, hash_of
+from normexp.records.environment import describe_cpu
+from normexp.training.check import build_cell_model
+from normexp.training.optim import build_optimizer, group_parameters
+
+PREDICTION_BATCH_SIZE = 256
+WARMUP_CALLS = 5
+ROUNDS = 9
+MIN_WINDOW_S = 0.03
+
+
+def cost_key(config: CellConfig) -> str:
+    """Return a hash of all that can change what an update costs.
+
+    Cells that differ in rate, budget or schedule alone share it and are measured once.
+
+    Args:
+        config: A checked cell.
+    """
+    data = {k: v for k, v in config.data.params.items() if k in ("image_size",)}
+    placement = config.placement.name if config.placement else None
+    return hash_of(
+        [
+            [config.data.name, data],
+            asdict(config.model),
+            asdict(config.norm),
+            placement,
+            [config.optimizer.name, config.optimizer.params],
+            [config.micro_batch_size, config.accumulation_steps, config.precision],
+            [config.trainer.accelerator, config.trainer.num_threads],
+            [PREDICTION_BATCH_SIZE, NUMERICS_VERSION],
+        ]
+    )[:16]
+
+
+def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
+    """Return the cost records of cells, measured in turn so that drift hits all alike.
+
+    Nothing else may run meanwhile. The models are fresh and thrown away.
+
+    Args:
+        configs: Cells with equal device, threads and precision.
+
+    Returns:
+        What ``cost.json`` holds, one for each cell.
+    """
+    threads = {config.trainer.num_threads for config in configs}
+    if len(threads) != 1:
+        raise ValueError(f"cells with one number of threads are needed, found {sorted(threads)}")
+    torch.set_num_threads(threads.pop())
+    subjects = [_build_subject(config) for config in configs]
+    memory = [subject.measure_memory() for subject in subjects]
+    actions = {
+        f"{index}/{name}": action
+        for index, subject in enumerate(subjects)
+        for name, action in subject.actions().items()
+    }
+    device = subjects[0].device
+    timings = time_interleaved(
+        actions,
+        rounds=ROUNDS,
+        min_window_s=MIN_WINDOW_S,
+        warmup=WARMUP_CALLS,
+        synchronize=device_synchronizer(device),
+    )
+    return [
+        {
+            "schema_version": SCHEMA_VERSION,
+            "cost_key": cost_key(subject.config),
+            "conditions": _describe_conditions(subject.config, device),
+            "timing": {
+                name: _describe_timing(timings[f"{index}/{name}"]) for name in subject.actions()
+            },
+            "prediction_batch_size": PREDICTION_BATCH_SIZE,
+            "micro_batch_size": subject.config.micro_batch_size,
+            "accumulation_steps": subject.config.accumulation_steps,
+            "effective_batch_size": subject.config.effective_batch_size,
+            "memory": memory[index],
+            "num_parameters": sum(p.numel() for p in subject.model.parameters()),
+        }
+        for index, subject in enumerate(subjects)
+    ]
+
+
+@dataclass
+class _Subject:
+    """A cell's model with all that an update needs, ready to be timed."""
+
+    config: CellConfig
+    device: torch.device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    targets: Tensor
+    prediction_inputs: Tensor
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of the cell's precision."""
+        is_mixed = self.config.precision == "bf16-mixed"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_mixed)
+
+    def forward(self) -> Tensor:
+        """Return the loss of one micro-batch, with the graph for its backward pass."""
+        with self.autocast():
+            logits = self.model(self.inputs)
+            loss = F.cross_entropy(logits, self.targets, reduction="sum")
+        return loss / self.config.effective_batch_size
+
+    def forward_backward(self) -> None:
+        """Run forward and backward of one micro-batch; gradients add up as in an update."""
+        self.forward().backward()
+
+    def update(self) -> None:
+        """Take one whole update."""
+        for _ in range(self.config.accumulation_steps):
+            self.forward_backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def predict(self) -> None:
+        """Predict the fixed batch."""
+        self.model.eval()
+        with torch.inference_mode(), self.autocast():
+            self.model(self.prediction_inputs)
+        self.model.train()
+
+    def actions(self) -> Mapping[str, Callable[[], None]]:
+        """Return what is timed, by the name in the record."""
+
+        def forward() -> None:
+            self.forward()
+
+        return {
+            "forward_ms": forward,
+            "forward_backward_ms": self.forward_backward,
+            "update_ms": self.update,
+            "prediction_ms": self.predict,
+        }
+
+    def measure_memory(self) -> dict[str, int | None]:
+        """Return bytes by part; activations as saved for backward, and the peak of an update."""
+        self.forward_backward()
+        self.optimizer.step()
+        parts = memory_by_part(self.model, self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        batch = [self.inputs, self.targets]
+        fixed = [*self.model.parameters(), *self.model.buffers(), *batch]
+        saved = saved_for_backward_bytes(self.forward, exclude=fixed)
+
+        def resident() -> int:
+            now = memory_by_part(self.model, self.optimizer)
+            return sum(now.values()) + storage_bytes(batch)
+
+        peak = peak_allocated_bytes(self.update, self.device, resident_bytes=resident)
+        return {
+            **parts,
+            "saved_for_backward_bytes": saved,
+            "peak_allocated_bytes": peak.allocated,
+            "peak_reserved_bytes": peak.reserved,
+        }
+
+
+def _build_subject(config: CellConfig) -> _Subject:
+    """Return a freshly initialised model of a cell, with real samples."""
+    device = _device_of(config)
+    data = load_dataset(config.data.name, config.data.params)
+    model = build_cell_model(config, data)
+    initialize(model, seed=0)
+    if config.precision == "64-true":
+        model.double()
+    model.to(device)
+    dtype = next(model.parameters()).dtype
+    groups = group_parameters(
+        model,
+        weight_decay=config.optimizer.weight_decay,
+        decay_roles=config.optimizer.decay_roles,
+    )
+    # A rate this small keeps the numbers of thousands of timed updates ordinary.
+    optimizer = build_optimizer(
+        config.optimizer.name, groups, lr=1e-6, params=config.optimizer.params
+    )
+    size = config.micro_batch_size
+    prediction = data.train.inputs[torch.arange(PREDICTION_BATCH_SIZE) % len(data.train)]
+    return _Subject(
+        config=config,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        inputs=data.train.inputs[:size].to(device, dtype, copy=True),
+        targets=data.train.targets[:size].to(device, copy=True),
+        prediction_inputs=prediction.to(device, dtype),
+    )
+
+
+def _device_of(config: CellConfig) -> torch.device:
+    """Return the device that Lightning would choose."""
+    is_gpu = config.trainer.accelerator in ("gpu", "auto") and torch.cuda.is_available()
+    return torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+
+
+def _describe_timing(timing: Timing) -> dict[str, Any]:
+    return {
+        "median": timing.median_ms,
+        "q25": timing.q25_ms,
+        "q75": timing.q75_ms,
+        "samples": list(timing.samples_ms),
+        "calls_per_window": timing.calls_per_window,
+        "first_call": timing.first_call_ms,
+    }
+
+
+def _describe_conditions(config: CellConfig, device: torch.device) -> dict[str, Any]:
+    is_cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if is_cuda else describe_cpu(),
+        "cpu": describe_cpu(),
+        "num_threads": config.trainer.num_threads,
+        "precision": config.precision,
+        "memory_format": "contiguous",
+        "mode": "eager",
+        "torch": torch.__version__,
+        "warmup_calls": WARMUP_CALLS,
+        "rounds": ROUNDS,
+        "min_window_s": MIN_WINDOW_S,
+        "is_alone": True,
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
