@@ -170,4 +170,4 @@ def show_notes(row: pd.Series, metric: str) -> str:
 
 def _show_metric(value: float, metric: str) -> str:
     """Return a metric's value as tables print it."""
-    return f"{100 * value:.2f}" if is_percent(metric) else f"{value:.4g}"
+    return f"{100 * value:.2f}" if is_percent(metric) else f"{value:#.4g}".rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from normexp.records.store import write_whole
 
 TABLES_FOLDER = "tables"
 FIGURES_FOLDER = "figures"
+# "1,234", "4 of 5", "98.1 [97.0, 99.2]" or the mark for no number; run ids are not numbers.
+NUMBER = r"-|-?[\d,]{1,13}(\.\d+)?(e[+-]\d+)?( of \d+)?( \[.*\])?"
 
 
 def write_report(experiment_dir: Path | str) -> Path:
@@ -88,7 +91,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
     environment.filters["markdown"] = render_markdown
     environment.filters["data_uri"] = _data_uri
     environment.filters["csv_uri"] = _csv_uri
-    environment.filters["is_number"] = _is_number
+    environment.filters["numeric_columns"] = _numeric_columns
     return environment
 
 
@@ -102,6 +105,9 @@ def _csv_uri(table: Table) -> str:
     return "data:text/csv;base64," + base64.b64encode(render_csv(table.frame).encode()).decode()
 
 
-def _is_number(text: str) -> bool:
-    """Return whether a cell of a table starts with a number, and so is set to the right."""
-    return text[:1].isdigit() or text == "-" or (text[:1] == "-" and text[1:2].isdigit())
+def _numeric_columns(table: Table) -> list[bool]:
+    """Return which columns hold numbers alone, perhaps with an interval, and are set right."""
+    return [
+        all(re.fullmatch(NUMBER, row[place]) for row in table.rows)
+        for place in range(len(table.headers))
+    ]

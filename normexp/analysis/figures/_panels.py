@@ -41,7 +41,7 @@ def draw_panels(
     legend_title: str = "",
     has_crosses: bool = False,
 ) -> Panels:
-    """Return a figure with one panel for each pair of ``panel_row`` and ``panel_column`` in a frame.
+    """Return a figure with one panel for each ``panel_row`` and ``panel_column`` of a frame.
 
     One row of many columns is wrapped. Axes are shared, so panels compare. The legend stands
     above the panels, where no data can be.
