@@ -104,6 +104,13 @@ def test_no_file_of_that_name_is_seen_before_it_is_whole(tmp_path: Path, fake_so
     assert min(part_sizes) < len(CONTENT)
 
 
+def test_a_file_that_is_there_is_taken_without_writing(tmp_path: Path) -> None:
+    # As in a folder that an administrator filled and made read-only: not even a lock.
+    (tmp_path / "file.bin").write_bytes(CONTENT)
+    assert fetch_file(remote("http://127.0.0.1:9/"), tmp_path) == tmp_path / "file.bin"
+    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
+
+
 def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path, fake_source) -> None:
     fake_source.contents["file.bin"] = CONTENT
     (tmp_path / ".file.bin.part").write_bytes(b"half" * 500_000)
