@@ -72,10 +72,11 @@ class Registry(Generic[CardT]):
 
     Args:
         kind: What the choices are, in the singular, as in error messages ("norm").
-        package: Package whose modules register here; imported on first use.
+        package: Package whose modules register here, imported on first use; None if the choices
+            stand in the registry's own module.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
         self.package = package
         self._entries: dict[str, Entry[CardT]] = {}
@@ -129,7 +130,7 @@ class Registry(Generic[CardT]):
 
     def _discover(self) -> None:
         """Import every public module of the package once, so that each registers itself."""
-        if self._discovered:
+        if self._discovered or self.package is None:
             return
         self._discovered = True
         package = importlib.import_module(self.package)

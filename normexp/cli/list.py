@@ -74,9 +74,10 @@ def _list_data() -> list[dict[str, Any]]:
 
     rows = []
     for entry in DATASETS:
-        card = dataclasses.asdict(dataclasses.replace(entry.card, **{"check_files": None}))
-        card.pop("check_files")
-        rows.append({"name": entry.name, **card})
+        card = dataclasses.replace(entry.card, check_files=None)
+        facts = dataclasses.asdict(card)
+        facts.pop("check_files")
+        rows.append({"name": entry.name, **facts})
     return rows
 
 

@@ -33,9 +33,7 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     """
     plan = read_plan(folder)
     if plan is None:
-        raise UserError(
-            "folder", folder, "holds no experiment.json; give a folder that a sweep made"
-        )
+        raise UserError("folder", folder, "holds no experiment.json; name the folder of a sweep")
     runs = [_describe_run(folder, cell, seed) for cell in plan["cells"] for seed in cell["seeds"]]
     if as_json:
         print(json.dumps(encode(runs), indent=1))

@@ -41,7 +41,7 @@ def to_cell(composed: DictConfig) -> CellConfig:
     Raises:
         UserError: If a value is missing or of the wrong type.
     """
-    plain = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+    plain = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
         cell = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CellConfig), plain))
     except OmegaConfBaseException as error:

@@ -109,6 +109,14 @@ class LoggerConfig:
 
 
 @dataclass
+class SelectConfig:
+    """Which level of a factor stands for an arm: the best mean of a validation metric."""
+
+    factor: str = MISSING
+    metric: str = "val/accuracy"
+
+
+@dataclass
 class ExperimentConfig:
     """A named set of cells with a question.
 
@@ -121,6 +129,7 @@ class ExperimentConfig:
     question: Optional[str] = None
     expected: Optional[str] = None
     grid: list[Any] = field(default_factory=list)
+    select: Optional[SelectConfig] = None
     figures: list[str] = field(default_factory=list)
 
 

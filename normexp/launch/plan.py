@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ def save_plan(
         command: The command line, for the report.
     """
     experiment = cells[0].config.experiment
-    entries = [
+    entries: list[dict[str, Any]] = [
         {
             "cell": cell.facts.cell,
             "seeds": list(cell.config.seeds),
@@ -138,6 +138,7 @@ def save_plan(
             "question": experiment.question,
             "expected": experiment.expected,
             "figures": list(experiment.figures),
+            "select": asdict(experiment.select) if experiment.select else None,
             "command": command,
             "factors": factors,
             "cells": entries,

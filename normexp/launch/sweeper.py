@@ -24,8 +24,8 @@ class GridSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Take what Hydra hands to a sweeper."""
-        self.hydra_context = hydra_context
-        self.config = config
+        self.config_loader = hydra_context.config_loader
+        self.base = config
         self.task = task_function
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -43,12 +43,11 @@ class GridSweeper(Sweeper):
         Raises:
             UserError: If any cell cannot work; nothing has been trained then.
         """
-        grid = OmegaConf.to_container(self.config.experiment.grid, resolve=True)
+        grid = OmegaConf.to_container(self.base.experiment.grid, resolve=True)
         assert isinstance(grid, list)
         jobs, axes = expand_grid(grid, arguments)
-        loader = self.hydra_context.config_loader
         composed = [
-            (loader.load_sweep_config(self.config, list(overrides)), tuple(overrides))
+            (self.config_loader.load_sweep_config(self.base, list(overrides)), tuple(overrides))
             for overrides in jobs
         ]
         assert isinstance(self.task, TrainTask)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import signal
-import threading
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +46,7 @@ from normexp.training.solo import (
     SoloModule,
     TimedCheckpoint,
     WindowSource,
+    quiet_lightning,
     restore,
 )
 from normexp.training.trackers import build_trackers, close_trackers
@@ -208,7 +204,7 @@ class _Run:
         """Return Lightning's Trainer for what is left of the run."""
         trainer = self.config.trainer
         checkpoint = TimedCheckpoint(self.folder / CHECKPOINT_FILE, trainer.checkpoint_interval_s)
-        with _quiet_lightning():
+        with quiet_lightning():
             return pl.Trainer(
                 accelerator=trainer.accelerator,
                 devices=1,
@@ -239,7 +235,7 @@ class _Run:
             config.trainer.window_updates,
         )
         size = config.trainer.eval_batch_size
-        with _quiet_lightning():
+        with quiet_lightning():
             try:
                 trainer.fit(module, source, EvaluationSource(module, self.data.val, size))
                 test = EvaluationSource(module, self.data.test, size)
@@ -317,26 +313,3 @@ def _describe_failure(exception: Exception, folder: Path) -> Ending:
     (folder / "error.txt").write_text("".join(traceback.format_exception(exception)))
     lines = str(exception).strip().splitlines() or ["no message"]
     return Ending("failed", f"{type(exception).__name__}: {lines[0]}")
-
-
-@contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's remarks on devices and loaders out of a sweep's console.
-
-    Lightning also replaces signal handlers and, after Ctrl-C, ignores the signal for good; what
-    stood before is put back.
-    """
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\.pytorch.*")
-            yield
-    finally:
-        logger.setLevel(level)
-        if in_main_thread:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)

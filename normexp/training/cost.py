@@ -133,7 +133,7 @@ class _Subject:
 
     def forward_backward(self) -> None:
         """Run forward and backward of one micro-batch; gradients add up as in an update."""
-        self.forward().backward()
+        torch.autograd.backward(self.forward())
 
     def update(self) -> None:
         """Take one whole update."""

@@ -33,8 +33,8 @@ class ScheduleCard:
     formula: str
 
 
-OPTIMIZERS: Registry[OptimizerCard] = Registry("optimizer", "normexp.training")
-SCHEDULES: Registry[ScheduleCard] = Registry("schedule", "normexp.training")
+OPTIMIZERS: Registry[OptimizerCard] = Registry("optimizer")
+SCHEDULES: Registry[ScheduleCard] = Registry("schedule")
 
 
 @dataclass(frozen=True)

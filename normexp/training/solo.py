@@ -7,8 +7,13 @@ evaluation; scalars leave the device and the journal is written once a window.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +131,9 @@ class EvaluationSource:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         split = self.module.split_on_device(self.split)
         yield from zip(
-            split.inputs.split(self.batch_size), split.targets.split(self.batch_size), strict=True
+            torch.split(split.inputs, self.batch_size),
+            torch.split(split.targets, self.batch_size),
+            strict=True,
         )
 
 
@@ -343,3 +350,26 @@ def restore(module: SoloModule, path: Path) -> bool:
     module.update = checkpoint["progress"]["update"]
     module.evaluation = checkpoint["progress"]["evaluation"]
     return True
+
+
+@contextlib.contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's remarks on devices and loaders out of a sweep's console.
+
+    Lightning also replaces signal handlers and, after Ctrl-C, ignores the signal for good; what
+    stood before is put back.
+    """
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.pytorch.*")
+            yield
+    finally:
+        logger.setLevel(level)
+        if in_main_thread:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

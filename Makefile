@@ -1,0 +1,45 @@
+# Every target sets itself up: a virtual environment in .venv and normexp in it, from pyproject.toml.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help quickstart test test-slow check format results bench clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# torch and torchvision are resolved together with everything else, in one call, so that they fit.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+quickstart: $(VENV)/.installed  ## Install, train the quickstart experiment, print its table
+	$(BIN)/normexp run experiment=quickstart
+
+test: $(VENV)/.installed-dev  ## Install, run the tests (under 10 minutes on two cores)
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev  ## Run the slow tests too
+	$(BIN)/python -m pytest -m 'not gpu and not network'
+
+check: $(VENV)/.installed-dev  ## Lint, format check, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed  ## Time the solo path against a hand-written loop
+	$(BIN)/python scripts/bench_solo.py
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
