@@ -68,10 +68,13 @@ def aggregate_convergence(results: Results) -> pd.DataFrame:
     history = results.history[results.history["evaluation"].notna()]
     history = history[history["split"] == "val"]
     metrics = _in_order(history["metric"].unique(), results.metrics)
+    # Cell names are never null, so grouping by them loses nothing.
+    by_cell = dict(tuple(history.groupby("cell")))
     rows = []
     for cell, runs in _by_cell(results):
         seeds = set(runs.loc[runs["status"] == "completed", "seed"])
-        part = history[(history["cell"] == cell) & history["seed"].isin(seeds)]
+        part = by_cell.get(cell, history.iloc[:0])
+        part = part[part["seed"].isin(seeds)]
         for evaluation in sorted(part["evaluation"].unique()):
             point = part[part["evaluation"] == evaluation]
             row: dict[str, Any] = {"evaluation": int(evaluation)}

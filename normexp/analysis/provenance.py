@@ -10,7 +10,7 @@ from normexp.analysis.aggregate import mixed_conditions
 from normexp.analysis.display import ABSENT, short_names, show_number, show_value
 from normexp.analysis.figures import WrittenFigure
 from normexp.analysis.load import STATUSES, Results
-from normexp.analysis.tables import Table
+from normexp.analysis.render import Table
 
 # Fewer seeds give intervals so wide, and so dependent on normality, that they say little.
 FEW_SEEDS = 5

@@ -12,13 +12,8 @@ import jinja2
 from normexp.analysis import provenance
 from normexp.analysis.figures import WrittenFigure, write_figures
 from normexp.analysis.load import Results, load_results
-from normexp.analysis.tables import (
-    Table,
-    build_tables,
-    render_csv,
-    render_markdown,
-    write_tables,
-)
+from normexp.analysis.render import Table, render_csv, render_markdown
+from normexp.analysis.tables import build_tables, write_tables
 from normexp.records.store import write_whole
 
 TABLES_FOLDER = "tables"
@@ -63,6 +58,7 @@ def _collect(results: Results, tables: list[Table], figures: list[WrittenFigure]
         "title": plan.get("title") or results.name,
         "name": results.name,
         "question": plan.get("question"),
+        "expected": plan.get("expected"),
         "command": plan.get("command"),
         "counts": provenance.count_statuses(results),
         "warnings": provenance.list_warnings(results),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from normexp.analysis import cost
 from normexp.analysis.aggregate import aggregate_cells, aggregate_convergence, summary_of
 from normexp.analysis.display import (
+    ABSENT,
     choose_score,
     metric_label,
     short_names,
@@ -25,6 +20,8 @@ from normexp.analysis.display import (
     show_value,
 )
 from normexp.analysis.load import Results
+from normexp.analysis.render import Table, render_csv, render_latex, render_markdown
+from normexp.analysis.selection import select_cells, selection_of
 from normexp.records.store import write_whole
 
 FORMULAS = (
@@ -33,26 +30,17 @@ FORMULAS = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table twice: every number (``frame``) and what fits on a page (``rows``)."""
-
-    name: str
-    title: str
-    caption: str
-    frame: pd.DataFrame
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def build_tables(results: Results) -> list[Table]:
     """Return all tables of an experiment in the order of the report."""
-    return [
+    tables = [
         build_cells_table(results),
         build_convergence_table(results),
         cost_table(results, "timing"),
         cost_table(results, "memory"),
     ]
+    if results.plan.get("select"):
+        tables.insert(1, build_selection_table(results))
+    return tables
 
 
 def build_cells_table(results: Results) -> Table:
@@ -80,6 +68,36 @@ def build_cells_table(results: Results) -> Table:
         caption=f"{FORMULAS} M: elements in the smallest statistic set of the model.",
         frame=frame,
         headers=(*names.values(), "M", "n", f"{label}: mean [95% t]", "std (n-1)", "notes"),
+        rows=tuple(rows),
+    )
+
+
+def build_selection_table(results: Results) -> Table:
+    """Return the best level of the tuned factor for each arm, chosen on validation."""
+    frame = select_cells(results)
+    factor, chooser = selection_of(results)
+    metric = choose_score(results.metrics, "test").metric
+    names = short_names(results.factors)
+    rows = []
+    for _, row in frame.iterrows():
+        is_chosen = isinstance(row["cell"], str)
+        shown = [
+            ABSENT if name == factor and not is_chosen else show_value(row[name])
+            for name in results.factors
+        ]
+        for name in (chooser, metric):
+            shown.append(show_mean(summary_of(row, name), name) if is_chosen else ABSENT)
+        rows.append((*shown, show_number(row["num_levels"]), row["selection_note"]))
+    labels = [f"{metric_label(name)}: mean [95% t]" for name in (chooser, metric)]
+    return Table(
+        name="selection",
+        title=f"Best {names.get(factor, factor)} of each arm",
+        caption=(
+            f"Chosen by the mean of {chooser} among the levels at which every run completed; the "
+            f"same levels were open to every arm if their numbers agree. {FORMULAS}"
+        ),
+        frame=frame,
+        headers=(*names.values(), *labels, "levels tried", "notes"),
         rows=tuple(rows),
     )
 
@@ -153,83 +171,3 @@ def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
             write_whole(path, text)
             written.append(path)
     return written
-
-
-def render_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV with every digit: a float reads back as the same float.
-
-    A null among factor values is written ``null``; a number that does not exist is empty.
-    """
-    shown = frame.copy()
-    for name in shown.columns:
-        if shown[name].dtype == object:
-            shown[name] = pd.Series(
-                [_csv_value(value) for value in frame[name]], index=shown.index, dtype=object
-            )
-    return shown.to_csv(index=False, lineterminator="\n", float_format=_csv_float)
-
-
-def render_markdown(table: Table) -> str:
-    """Return the readable rows as a Markdown table, columns aligned also as plain text."""
-    if not table.rows:
-        return "No rows.\n"
-    cells = [[text.replace("|", "\\|") for text in row] for row in (table.headers, *table.rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(table.headers))]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines) + "\n"
-
-
-def render_latex(table: Table) -> str:
-    """Return the readable rows as a LaTeX ``tabular`` that needs no package."""
-    columns = "l" * max(1, len(table.headers))
-    lines = [f"% {line}" for line in (table.title, table.caption)]
-    lines += [f"\\begin{{tabular}}{{{columns}}}", "\\hline"]
-    if table.rows:
-        lines += [_latex_row(table.headers), "\\hline", *map(_latex_row, table.rows)]
-    else:
-        lines.append("No rows. \\\\")
-    return "\n".join([*lines, "\\hline", "\\end{tabular}"]) + "\n"
-
-
-def escape_latex(text: str) -> str:
-    r"""Return text whose every character LaTeX prints as it is.
-
-    Examples:
-        >>> print(escape_latex("test_accuracy (%)"))
-        test\_accuracy (\%)
-    """
-    special = {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        '"': r"\textquotedbl{}",
-    }
-    return "".join(
-        special.get(character, f"\\{character}" if character in "&%$#_{}" else character)
-        for character in text
-    )
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    """Return one row; braces keep a leading bracket from being read as an option."""
-    return " & ".join(f"{{{escape_latex(cell)}}}" for cell in cells) + " \\\\"
-
-
-def _csv_float(value: Any) -> str:
-    """Return the shortest text that reads back as the same float."""
-    return repr(float(value))
-
-
-def _csv_value(value: object) -> object:
-    """Return an object as CSV text: null by name, containers as JSON, NaN empty."""
-    if value is None:
-        return "null"
-    if isinstance(value, float):
-        return "" if math.isnan(value) else _csv_float(value)
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value)
-    return show_value(value) if isinstance(value, bool) else value

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_folder import ExperimentFolder
@@ -30,6 +32,8 @@ def only_figures(folder: ExperimentFolder, *names: str) -> None:
 
 
 def test_the_same_records_give_the_same_files(troubled: ExperimentFolder) -> None:
+    only_figures(troubled, "micro_batch")
+
     def files() -> dict[str, bytes]:
         assert write_report(troubled.path) == troubled.path / "report.html"
         found = [path for path in troubled.path.rglob("*") if path.is_file()]
@@ -57,6 +61,7 @@ def test_html_needs_nothing_from_anywhere(troubled: ExperimentFolder) -> None:
 
 
 def test_html_escapes_what_records_say(troubled: ExperimentFolder) -> None:
+    only_figures(troubled, "micro_batch")
     text = write_report(troubled.path).read_text()
     assert "killed &lt;b&gt;&amp;amp;" in text
     assert "killed <b>" not in text
@@ -65,6 +70,7 @@ def test_html_escapes_what_records_say(troubled: ExperimentFolder) -> None:
 def test_markdown_tells_what_happened_and_under_which_conditions(
     troubled: ExperimentFolder,
 ) -> None:
+    only_figures(troubled, "micro_batch")
     write_report(troubled.path)
     text = (troubled.path / "REPORT.md").read_text()
     assert "**Question.** Which norm is better?" in text
@@ -121,3 +127,10 @@ def test_a_folder_that_is_no_experiment_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_cell_without_factors_has_a_report(make_experiment: Callable[..., Any]) -> None:
+    folder = make_experiment([])
+    folder.add_run(folder.add_cell("a", {}, seeds=[0]), 0, 0.5, curve=[(400, 1.0, 0.5)])
+    text = write_report(folder.path).read_text()
+    assert text.count("data:image/svg+xml;base64,") == 1

@@ -5,23 +5,12 @@ import io
 import re
 from collections.abc import Callable
 
-import pandas as pd
 import pytest
 from experiment_folder import ExperimentFolder
-from hypothesis import given
-from hypothesis import strategies as st
 
 from normexp.analysis import load_results
-from normexp.analysis.tables import (
-    Table,
-    build_cells_table,
-    build_tables,
-    escape_latex,
-    render_csv,
-    render_latex,
-    render_markdown,
-    write_tables,
-)
+from normexp.analysis.render import render_csv, render_latex, render_markdown
+from normexp.analysis.tables import build_cells_table, build_tables, write_tables
 
 Make = Callable[..., ExperimentFolder]
 
@@ -52,13 +41,6 @@ def test_csv_floats_read_back_as_the_same_floats(two_norms: ExperimentFolder) ->
     for column in ("test/accuracy_mean", "test/accuracy_std", "test/accuracy_ci95_low"):
         assert [float(row[column]) for row in rows] == frame[column].tolist()
     assert [row["min_statistic_set"] for row in rows] == ["32", "128"]
-
-
-@given(st.floats(allow_nan=False))
-def test_every_float_survives_csv(value: float) -> None:
-    text = render_csv(pd.DataFrame({"x": [value]})).splitlines()[1]
-    assert float(text) == value
-    assert "np." not in text
 
 
 def test_null_is_a_word_and_an_absent_number_is_empty(make_experiment: Make) -> None:
@@ -128,25 +110,6 @@ def test_latex_rows_have_all_columns_and_nothing_unescaped(grid: ExperimentFolde
             assert len(re.findall(r"(?<!\\)&", row)) == len(table.headers) - 1
             assert not re.search(r"(?<!\\)[%$#_]", row)
             assert row.count("{") == row.count("}")
-
-
-@given(st.text(alphabet='ab\\{}$&#_%~^<>|"[]-', max_size=12))
-def test_escaped_text_has_no_bare_special_character(text: str) -> None:
-    words = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl)\{\}"
-    rest = re.sub(r"\\[&%$#_{}]", "", re.sub(words, "", escape_latex(text)))
-    assert not set(rest) & set('\\{}$&#_%~^<>|"')
-    assert rest == "".join(c for c in text if c in "ab[]-")
-
-
-def test_an_empty_table_is_told_as_such() -> None:
-    table = Table("x", "X", "Nothing.", pd.DataFrame(), ("norm",), ())
-    assert render_markdown(table) == "No rows.\n"
-    assert "No rows." in render_latex(table)
-
-
-def test_a_bar_in_a_cell_breaks_no_markdown() -> None:
-    table = Table("x", "X", "", pd.DataFrame(), ("a", "b"), (("1|2", "3"),))
-    assert render_markdown(table).splitlines()[2] == r"| 1\|2 | 3   |"
 
 
 @pytest.mark.parametrize("name", ["timing", "memory"])

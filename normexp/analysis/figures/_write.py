@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from normexp.analysis.figures._registry import FIGURES, NotApplicable
 from normexp.analysis.figures._style import use_style
 from normexp.analysis.load import Results
-from normexp.analysis.tables import render_csv
+from normexp.analysis.render import render_csv
 from normexp.records.store import write_whole
 
 # A date or a version in a file would make equal data give unequal bytes.

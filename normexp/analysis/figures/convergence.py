@@ -19,14 +19,9 @@ from normexp.analysis.figures._layout import (
     score_scale,
     split_panels,
 )
-from normexp.analysis.figures._panels import (
-    crossed_lines,
-    draw_crosses,
-    draw_panels,
-    label_axes,
-    set_score_axis,
-)
+from normexp.analysis.figures._panels import crossed_lines, draw_crosses, draw_panels, label_axes
 from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
+from normexp.analysis.figures._scales import set_score_axis
 from normexp.analysis.figures._style import Look, level_looks
 from normexp.analysis.load import Results
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
-from normexp.analysis.display import choose_score, is_percent, metric_label
+from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
 from normexp.analysis.figures._layout import (
     arm_looks,
     describe_arm,
@@ -16,16 +16,9 @@ from normexp.analysis.figures._layout import (
     score_scale,
     split_panels,
 )
-from normexp.analysis.figures._panels import (
-    crossed_lines,
-    draw_crosses,
-    draw_panels,
-    label_axes,
-    set_log2_axis,
-    set_score_axis,
-    shift_of,
-)
+from normexp.analysis.figures._panels import crossed_lines, draw_crosses, draw_panels, label_axes
 from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
+from normexp.analysis.figures._scales import set_log2_axis, set_score_axis, shift_of
 from normexp.analysis.figures._style import Look
 from normexp.analysis.load import Results
 
@@ -38,7 +31,7 @@ def frame(results: Results) -> pd.DataFrame:
     Raises:
         NotApplicable: If the micro-batch does not vary.
     """
-    if "micro_batch_size" not in results.factors:
+    if results.cells["micro_batch_size"].map(show_value).nunique() < 2:
         raise NotApplicable("micro_batch_size does not vary")
     cells = aggregate_cells(results)
     known = results.cells.set_index("cell").loc[cells["cell"]]

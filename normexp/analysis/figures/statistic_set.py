@@ -22,12 +22,14 @@ from normexp.analysis.figures._panels import (
     draw_crosses,
     draw_panels,
     label_axes,
+)
+from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
+from normexp.analysis.figures._scales import (
     set_difference_axis,
     set_log2_axis,
     set_score_axis,
     shift_of,
 )
-from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
 from normexp.analysis.figures._style import Look, level_looks
 from normexp.analysis.load import Results
 from normexp.analysis.statistics import Summary, compute_welch_difference

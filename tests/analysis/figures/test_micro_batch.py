@@ -7,7 +7,7 @@ import pytest
 from experiment_folder import ExperimentFolder
 
 from normexp.analysis import load_results
-from normexp.analysis.figures import plot_frame
+from normexp.analysis.figures import NotApplicable, plot_frame
 from normexp.analysis.figures.micro_batch import frame
 
 Make = Callable[..., ExperimentFolder]
@@ -70,3 +70,10 @@ def test_ticks_stand_at_the_sizes_that_were_run(grid: ExperimentFolder) -> None:
     axes = figure.axes[0]
     assert axes.get_xscale() == "log"
     assert list(axes.get_xticks()) == [2.0, 8.0]
+
+
+def test_one_size_is_no_figure_also_when_the_plan_names_it(make_experiment: Make) -> None:
+    folder = make_experiment(["norm", "micro_batch_size"])
+    folder.add_run(folder.add_cell("a", {"norm": "batch_norm", "micro_batch_size": 8}), 0, 0.5)
+    with pytest.raises(NotApplicable, match="micro_batch_size does not vary"):
+        frame(load_results(folder.path))
