@@ -54,7 +54,7 @@ class NormFactory:
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    roles: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every name and option, so that nothing is left to find out when building."""

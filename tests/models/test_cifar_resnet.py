@@ -66,6 +66,20 @@ def test_resnet20_by_placement():
 
 
 @pytest.mark.parametrize("placement", ["res_post", "pre", "post"])
+def test_forward_is_stem_blocks_mean_and_classifier(placement):
+    model = build("instance_norm", placement, input_shape=(1, 8, 8), num_stages=2).double()
+    x = torch.linspace(-1, 1, 2 * 64, dtype=torch.float64).reshape(2, 1, 8, 8).sin()
+    maps = model.stem.conv(x)
+    if placement != "pre":
+        maps = model.stem.norm(maps).clamp(min=0)
+    maps = model.stages[1][0](model.stages[0][0](maps))
+    if placement == "pre":
+        maps = model.final_norm(maps).clamp(min=0)
+    expected = maps.flatten(2).mean(2) @ model.classifier.weight.T + model.classifier.bias
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("placement", ["res_post", "pre", "post"])
 @pytest.mark.parametrize("norm", ["no_norm", "rms_norm_channel"])
 def test_every_convolution_has_a_bias_without_a_centring_norm(placement, norm):
     convs = [m for m in build(norm, placement).modules() if isinstance(m, torch.nn.Conv2d)]

@@ -84,3 +84,15 @@ def test_a_single_value_is_refused_though_torch_might_not(name, params, micro_ba
 
 def test_two_values_are_admitted():
     check_statistic_sets(describe_norm_layers(build("batch_norm", side_after=1), (1, 4, 4), 2))
+
+
+def test_the_forward_pass_of_training_is_described():
+    class TrainingOnly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = NormFactory("batch_norm")(1, role="block", dims=2)
+
+        def forward(self, x):
+            return self.norm(x) if self.training else x
+
+    assert len(describe_norm_layers(TrainingOnly().eval(), (1, 4, 4), 2)) == 1
