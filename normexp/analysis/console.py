@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import rich.table
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.text import Text
 
 from normexp.analysis import provenance
 from normexp.analysis.load import Results
+from normexp.analysis.render import Table
 from normexp.analysis.tables import build_cells_table
 
 
@@ -23,25 +25,37 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     """
     out = console or Console()
     table = build_cells_table(results)
-    shown = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for place, header in enumerate(table.headers):
-        is_text = place < len(results.factors) or header == "notes"
-        widest = max((len(row[place]) for row in table.rows), default=0)
-        shown.add_column(
-            Text(break_header(header, max(widest, 8))),
-            justify="left" if is_text else "right",
-            no_wrap=header != "notes",
-            overflow="fold",
-        )
-    for row in table.rows:
-        # A cell that lost runs must not look like the others.
-        shown.add_row(*(Text(cell) for cell in row), style="yellow" if row[-1] else None)
+    unbounded = out.options.update_width(1000)
+    shown = _lay_out(table, table.headers, gap=1)
+    # The interval says more than the spread, which is in the written tables.
+    fewer = [name for name in table.headers if not name.startswith("std")]
+    for gap in (1, 0):
+        if out.measure(shown, options=unbounded).maximum > out.width:
+            shown = _lay_out(table, fewer, gap=gap)
     out.print(Text(str(results.plan.get("title") or results.name), style="bold"))
     out.print(shown)
     counts = ", ".join(f"{n} {words}" for words, n in provenance.count_statuses(results))
     out.print(Text(f"{len(results.runs)} runs: {counts}. M: smallest statistic set."))
     for warning in provenance.list_warnings(results):
         out.print(Text(f"! {warning}", style="yellow"))
+
+
+def _lay_out(table: Table, headers: Sequence[str], *, gap: int) -> rich.table.Table:
+    """Return some columns of a table for the terminal; too long cells wrap, none is cut."""
+    shown = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
+    places = [table.headers.index(header) for header in headers]
+    numeric = table.numeric_columns()
+    for place, header in zip(places, headers, strict=True):
+        widest = max((len(row[place]) for row in table.rows), default=0)
+        justify: JustifyMethod = "right" if numeric[place] else "left"
+        shown.add_column(
+            Text(break_header(header, max(widest, 6))), justify=justify, overflow="fold"
+        )
+    for row in table.rows:
+        # A cell that lost runs must not look like the others.
+        style = "yellow" if row[-1] else None
+        shown.add_row(*(Text(row[place]) for place in places), style=style)
+    return shown
 
 
 def break_header(header: str, width: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pandas as pd
 
 from normexp.analysis.display import show_value
+
+# "1,234", "4 of 5", "98.1 [97.0, 99.2]" or the mark for no number; run ids are not numbers.
+NUMBER = r"-|-?[\d,]{1,13}(\.\d+)?(e[+-]\d+)?( of \d+)?( \[.*\])?"
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,13 @@ class Table:
     frame: pd.DataFrame
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def numeric_columns(self) -> list[bool]:
+        """Return which columns hold numbers alone, perhaps with an interval: set right."""
+        return [
+            all(re.fullmatch(NUMBER, row[place]) for row in self.rows)
+            for place in range(len(self.headers))
+        ]
 
 
 def render_csv(frame: pd.DataFrame) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from normexp.records.store import write_whole
 
 TABLES_FOLDER = "tables"
 FIGURES_FOLDER = "figures"
-# "1,234", "4 of 5", "98.1 [97.0, 99.2]" or the mark for no number; run ids are not numbers.
-NUMBER = r"-|-?[\d,]{1,13}(\.\d+)?(e[+-]\d+)?( of \d+)?( \[.*\])?"
 
 
 def write_report(experiment_dir: Path | str) -> Path:
@@ -87,7 +84,6 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
     environment.filters["markdown"] = render_markdown
     environment.filters["data_uri"] = _data_uri
     environment.filters["csv_uri"] = _csv_uri
-    environment.filters["numeric_columns"] = _numeric_columns
     return environment
 
 
@@ -99,11 +95,3 @@ def _data_uri(path: Path) -> str:
 def _csv_uri(table: Table) -> str:
     """Return a table's full numbers as a link that needs no file."""
     return "data:text/csv;base64," + base64.b64encode(render_csv(table.frame).encode()).decode()
-
-
-def _numeric_columns(table: Table) -> list[bool]:
-    """Return which columns hold numbers alone, perhaps with an interval, and are set right."""
-    return [
-        all(re.fullmatch(NUMBER, row[place]) for row in table.rows)
-        for place in range(len(table.headers))
-    ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from experiment_folder import ExperimentFolder
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normexp.analysis import load_results

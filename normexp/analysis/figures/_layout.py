@@ -10,6 +10,8 @@ from normexp.analysis.display import short_names, show_value
 from normexp.analysis.figures._style import Look, norm_look
 
 MAX_COLUMNS = 6
+# A grid of rows and columns with more holes than this is a list of panels instead.
+MOSTLY_FULL = 0.75
 
 
 def arm_factors(factors: Sequence[str]) -> list[str]:
@@ -65,6 +67,10 @@ def split_panels(frame: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
     if others and last and frame[last].map(show_value).nunique() > MAX_COLUMNS:
         others, last = [], ""
     column = [last] if last else list(factors)
+    used = len({tuple(show_value(row[f]) for f in factors) for _, row in frame.iterrows()})
+    levels = {tuple(show_value(row[f]) for f in others) for _, row in frame.iterrows()}
+    if used < MOSTLY_FULL * len(levels) * (frame[last].map(show_value).nunique() if last else 1):
+        others, column = [], list(factors)
     return frame.assign(
         panel_row=[describe_panel(row, others) for _, row in frame.iterrows()],
         panel_column=[describe_panel(row, column) for _, row in frame.iterrows()],

@@ -68,8 +68,9 @@ def draw_panels(
         axes[key] = grid[i, j]
         if is_wrapped or i == 0:
             grid[i, j].set_title(_wrap_text(key[1], width_in / width))
-        if key[0] and j == width - 1:
-            _label_row(grid[i, j], _wrap_text(key[0], panel_height_in))
+    for i, label in enumerate([] if is_wrapped or rows == [""] else rows):
+        last = max(j for j, column in enumerate(columns) if (label, column) in used)
+        _label_row(grid[i, last], _wrap_text(label, panel_height_in))
     _show_lowest_ticks(grid)
     _draw_legend(figure, looks, num_in_row, legend_title, has_crosses)
     return Panels(figure, axes, height, width)

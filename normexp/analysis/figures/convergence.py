@@ -72,7 +72,8 @@ def frame(results: Results) -> pd.DataFrame:
         caption=(
             "Validation against training samples seen: mean over the completed runs with its 95% "
             "interval (Student's t). A curve stops where a completed run has no finite value. "
-            "Crosses stand where diverged runs ended and count them; they are in no mean."
+            "Crosses stand where diverged runs ended and count them, of all runs of their cell; "
+            "they are in no mean."
         ),
     ),
 )
@@ -91,7 +92,11 @@ def plot(data: pd.DataFrame) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     draw_crosses(
-        panels, data, lambda row: (row["samples"], f"{row['num_diverged']:.0f}"), looks, "line"
+        panels,
+        data,
+        lambda row: (row["samples"], f"{row['num_diverged']:.0f}/{row['num_seeds']:.0f}"),
+        looks,
+        "line",
     )
     scale_words = set_score_axis(
         panels,
@@ -145,6 +150,7 @@ def _diverged_rows(results: Results, cells: pd.DataFrame, score: Score) -> list[
                 "kind": "diverged",
                 "samples": int(ends.max()) if len(ends) else 0,
                 "num_diverged": len(runs),
+                "num_seeds": int((results.runs["cell"] == cell).sum()),
                 f"{score.name}_mean": float("nan"),
                 "cell": cell,
             }

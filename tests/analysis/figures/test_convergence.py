@@ -7,6 +7,7 @@ from experiment_folder import ExperimentFolder
 
 from normexp.analysis import load_results
 from normexp.analysis.figures import NotApplicable, plot_frame
+from normexp.analysis.figures._layout import split_panels
 from normexp.analysis.figures.convergence import frame
 
 Make = Callable[..., ExperimentFolder]
@@ -55,7 +56,7 @@ def test_diverged_runs_are_counted_where_they_ended(two_norms: ExperimentFolder)
     cross = data[data["kind"] == "diverged"].iloc[0]
     assert (cross["samples"], cross["num_diverged"]) == (480, 1)
     figure = plot_frame("convergence", data)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["1"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1/3"]
 
 
 def test_without_any_curve_it_does_not_apply(make_experiment: Make) -> None:
@@ -63,3 +64,30 @@ def test_without_any_curve_it_does_not_apply(make_experiment: Make) -> None:
     folder.add_run(folder.add_cell("a", {"norm": "batch_norm"}, seeds=[0]), 0, 0.5)
     with pytest.raises(NotApplicable, match="no completed run has a validation curve"):
         frame(load_results(folder.path))
+
+
+def test_a_grid_with_holes_is_a_list_of_panels_that_all_have_names(make_experiment: Make) -> None:
+    folder = make_experiment(["model", "model.num_stages"])
+    for model, stages in (("mlp", None), ("cifar_resnet", 3), ("cifar_resnet", 4)):
+        factors = {"model": model, "model.num_stages": stages}
+        cell = folder.add_cell(f"{model}-{stages}", factors, seeds=[0])
+        folder.add_run(cell, 0, 0.5, curve=[(400, 1.0, 0.5)])
+    data = split_panels(load_results(folder.path).cells, ["model", "model.num_stages"])
+    assert set(data["panel_row"]) == {""}
+    assert data["panel_column"].tolist() == [
+        "model=mlp, num_stages=null",
+        "model=cifar_resnet, num_stages=3",
+        "model=cifar_resnet, num_stages=4",
+    ]
+
+
+def test_each_row_of_panels_is_named_at_its_last_panel(make_experiment: Make) -> None:
+    folder = make_experiment(["norm", "model.num_stages", "micro_batch_size"])
+    for norm in ("batch_norm", "group_norm"):
+        for stages, size in ((3, 2), (3, 8), (4, 2)):
+            factors = {"norm": norm, "model.num_stages": stages, "micro_batch_size": size}
+            cell = folder.add_cell(f"{norm}-{stages}-{size}", factors, seeds=[0])
+            folder.add_run(cell, 0, 0.5, curve=[(400, 1.0, 0.5)])
+    figure = plot_frame("convergence", frame(load_results(folder.path)))
+    labels = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert labels == [[], ["num_stages=3"], ["num_stages=4"], []]
