@@ -64,9 +64,7 @@ def test_null_factors_lose_no_row(make_experiment: Make) -> None:
 
 
 # Writing files takes as long as the disk likes, hence no deadline.
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None)
 @given(
     statuses=st.lists(
         st.sampled_from(["completed", "diverged", "failed", "interrupted", "folder", "nothing"]),
