@@ -5,13 +5,14 @@ Exit codes: 0 all is well; 1 some runs failed; 2 bad input; 130 interrupted.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from normexp.errors import UserError
+from normexp.errors import UserError, choices_hint
 
 app = typer.Typer(
     add_completion=False,
@@ -104,6 +105,21 @@ def main() -> None:
         print("normexp: interrupted; start again to do what is missing", file=sys.stderr)
         code = 130
     except _CommandLineError as error:
-        print(f"normexp: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
+        line = _tell(error)
+        if line:  # empty after a bare "normexp", which has printed its help
+            print(f"normexp: {line}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _tell(error: Exception) -> str:
+    """Return typer's complaint as key, value and what would be right, where it can be told so."""
+    message = str(error.format_message())  # type: ignore[attr-defined]
+    unknown = re.match(r"No such command '(.*?)'", message)
+    if unknown is not None:
+        verbs = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
+        return str(UserError("command", unknown[1], choices_hint(unknown[1], verbs)))
+    parameter = getattr(error, "param", None)
+    if message.startswith("Missing argument") and parameter is not None:
+        return str(UserError(parameter.name, "", str(parameter.help)))
+    return message

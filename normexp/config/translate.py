@@ -33,7 +33,9 @@ def _missing_choice(text: str, _: Sequence[str]) -> UserError | None:
     found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
     if found is None:
         return None
-    return UserError(found[1], found[2], choices_hint(found[2], list_choices(found[1])))
+    options = re.search(rf"Available options in '{found[1]}':((?:\n\t.*)*)", text)
+    choices = options[1].split() if options else list_choices(found[1])
+    return UserError(found[1], found[2], choices_hint(found[2], choices))
 
 
 def _several_values(text: str, _: Sequence[str]) -> UserError | None:
@@ -52,7 +54,12 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> UserError | None:
     value = _value_of(name, overrides)
     wanted = re.search(r"could not be converted to (\w+)", text)
     if wanted is not None:
-        return UserError(name, value, f"{_TYPES.get(wanted[1], wanted[1])} is needed")
+        expected = f"{_TYPES.get(wanted[1], wanted[1])} is needed"
+        if value.startswith("["):
+            expected += f"; several need a sweep: normexp sweep {name}={value.strip('[]')}"
+        return UserError(name, value, expected)
+    if "is not Optional" in text:
+        return UserError(name, "null", "a value is needed")
     if "is not a ListConfig" in text:
         return UserError(name, value, f"a list is needed, as in {name}=[{value}]")
     complaint = next((line for line in text.splitlines() if "full_key" not in line), "")

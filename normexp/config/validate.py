@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from normexp.config.schema import CellConfig
 from normexp.errors import UserError, choices_hint
@@ -61,7 +62,8 @@ def budget_samples(config: CellConfig, num_train: int) -> int:
     if budget.updates is not None:
         return budget.updates * config.effective_batch_size
     assert budget.epochs is not None
-    return math.ceil(budget.epochs * num_train)
+    # As written: 1.1 epochs of 55,000 are 60,500 samples, which binary fractions miss by one.
+    return math.ceil(Fraction(str(budget.epochs)) * num_train)
 
 
 def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:

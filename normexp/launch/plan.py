@@ -13,6 +13,7 @@ from normexp.records import (
     FINAL_STATUSES,
     SCHEMA_VERSION,
     experiment_dir,
+    hold_lock,
     identity_of,
     read_plan,
     read_summary,
@@ -98,9 +99,14 @@ def common_folder(cells: Sequence[PlannedCell]) -> Path:
 
 
 def save_plan(
-    folder: Path, cells: Sequence[PlannedCell], *, axes: Sequence[str], command: str
+    folder: Path,
+    cells: Sequence[PlannedCell],
+    *,
+    axes: Sequence[str],
+    command: str,
+    is_addition: bool = False,
 ) -> None:
-    """Write the plan of a sweep.
+    """Write the plan of a sweep, the folder with it.
 
     An experiment's plan replaces the one before; runs of no experiment are added to it, so that
     single runs can be compared.
@@ -110,7 +116,30 @@ def save_plan(
         cells: All cells of the sweep.
         axes: Override keys that vary, in order.
         command: The command line, for the report.
+        is_addition: Keep the cells of the plan before, also those of an experiment.
+
+    Raises:
+        UserError: If the folder cannot be made.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{folder} cannot be made: {error.strerror}"
+        raise UserError("output_root", folder.parent, reason) from error
+    held = "another process is writing its plan"
+    with hold_lock(folder / ".plan.lock", key="name", held=held, timeout_s=20.0):
+        _write(folder, cells, axes=axes, command=command, is_addition=is_addition)
+
+
+def _write(
+    folder: Path,
+    cells: Sequence[PlannedCell],
+    *,
+    axes: Sequence[str],
+    command: str,
+    is_addition: bool,
+) -> None:
+    """Write the plan; nobody else does meanwhile."""
     experiment = cells[0].config.experiment
     entries: list[dict[str, Any]] = [
         {
@@ -122,8 +151,10 @@ def save_plan(
         for cell in cells
     ]
     before = read_plan(folder)
-    if experiment.name is None and before is not None:
+    if before is not None and (is_addition or experiment.name is None):
         entries = _merge(before["cells"], entries)
+        axes = [*before["factors"], *axes]
+        command = before["command"] if experiment.name else command
     settings = [entry["settings"] for entry in entries]
     factors = find_factors(settings, [short_key(axis) for axis in axes])
     for entry in entries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -51,39 +52,42 @@ class GridSweeper(Sweeper):
             for overrides in jobs
         ]
         assert isinstance(self.task, TrainTask)
-        check_sweep(self.task, composed, axes=axes)
-        assert self.task.folder is not None
+        folder = check_sweep(self.task, composed)
         held = "another sweep is writing there; wait for it, or choose another name"
-        with hold_lock(self.task.folder / ".lock", key="name", held=held, timeout_s=5.0):
+        with hold_lock(folder / ".lock", key="name", held=held, timeout_s=5.0):
+            save_plan(folder, self.task.cells, axes=axes, command=self.task.command)
             overrides = [list(cell.overrides) for cell in self.task.cells]
             return self.launcher.launch(overrides, initial_job_idx=0)
 
 
-def check_sweep(
-    task: TrainTask,
-    composed: Sequence[tuple[DictConfig, tuple[str, ...]]],
-    *,
-    axes: Sequence[str],
-) -> None:
-    """Check every cell, then write the plan and leave the cells on the task.
+def check_sweep(task: TrainTask, composed: Sequence[tuple[DictConfig, tuple[str, ...]]]) -> Path:
+    """Check every cell and leave the cells and their folder on the task.
+
+    Configurations that differ only in their seeds are one cell with all of them.
 
     Args:
         task: Hydra's task function.
         composed: Composed configurations with the overrides that made them.
-        axes: Override keys that vary.
+
+    Returns:
+        The experiment's folder.
 
     Raises:
         UserError: On the first cell that cannot work; nothing has been written then.
     """
     from normexp.training.check import check_cell, with_model_placement
 
-    cells: dict[str, PlannedCell] = {}
+    cells: list[PlannedCell] = []
     for config, overrides in composed:
         cell = to_cell(config)
         load_plugins(cell.plugins)
         cell = with_model_placement(cell)
         facts = check_cell(cell)
-        cells.setdefault(facts.cell, PlannedCell(cell, facts, overrides))
-    task.cells = list(cells.values())
-    task.folder = common_folder(task.cells)
-    save_plan(task.folder, task.cells, axes=axes, command=task.command)
+        cells.append(PlannedCell(cell, facts, overrides))
+    task.folder = common_folder(cells)
+    unique: dict[str, PlannedCell] = {}
+    for planned in cells:
+        kept = unique.setdefault(planned.facts.cell, planned).config
+        kept.seeds = list(dict.fromkeys([*kept.seeds, *planned.config.seeds]))
+    task.cells = list(unique.values())
+    return task.folder

@@ -39,8 +39,14 @@ class TrainTask:
         Returns:
             The run ids.
         """
+        from normexp.launch.plan import save_plan
         from normexp.launch.sweeper import check_sweep
         from normexp.training.cell import train_cell
 
-        check_sweep(self, [(composed, ())], axes=[])
-        return train_cell(self.cells[0].config)
+        planned = self.cells
+        folder = check_sweep(self, [(composed, ())])
+        save_plan(folder, self.cells, axes=[], command=self.command, is_addition=True)
+        config = self.cells[0].config
+        # A launcher that runs a sweep's jobs in this process leaves the sweep's cells in place.
+        self.cells = planned or self.cells
+        return train_cell(config)
