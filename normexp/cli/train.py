@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from normexp.config.choices import conf_dir
+from normexp.config.choices import conf_dir, list_choices
 from normexp.config.compose import (
     CONFIG_NAME,
     HYDRA_VERSION_BASE,
@@ -109,9 +110,27 @@ def _is_multirun(arguments: Sequence[str]) -> bool:
     return any(word in ("-m", "--multirun") for word in arguments)
 
 
-def _load_plugins_early(arguments: Sequence[str]) -> None:
-    """Import the plugins named on the command line, so that their entries are choices."""
-    for word in arguments:
+def _load_plugins_early(overrides: Sequence[str]) -> None:
+    """Import the plugins named on the command line and make their entries choices like ours."""
+    paths: list[str] = []
+    for word in overrides:
         if word.lstrip("+").startswith("plugins="):
             value = OverridesParser.create().parse_override(word).value()
-            load_plugins(value if isinstance(value, list) else [str(value)])
+            paths += value if isinstance(value, list) else [str(value)]
+    if not paths:
+        return
+    load_plugins(paths)
+    from normexp.data import DATASETS
+    from normexp.models import MODELS
+    from normexp.norms import NORMS
+
+    for group, registry in (("norm", NORMS), ("model", MODELS), ("data", DATASETS)):
+        for name in set(registry.names()) - set(list_choices(group)):
+            params = {
+                key: parameter.default
+                for key, parameter in registry.get(name).parameters().items()
+                if parameter.default is not parameter.empty
+            }
+            ConfigStore.instance().store(
+                group=group, name=name, node={"name": name, "params": params}, provider="plugin"
+            )

@@ -47,6 +47,7 @@ def to_cell(composed: DictConfig) -> CellConfig:
     except OmegaConfBaseException as error:
         raise translate(error) from error
     assert isinstance(cell, CellConfig)
+    cell.plugins = [str(Path(path).expanduser().absolute()) for path in cell.plugins]
     cell.output_root = str(Path(cell.output_root).expanduser().absolute())
     root = cell.data.params.get("root")
     if root is not None:

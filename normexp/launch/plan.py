@@ -59,9 +59,14 @@ class Job:
         return self.cell.facts.plan.num_updates
 
     @property
-    def micro_steps(self) -> int:
-        """Forward passes of the run: how long it takes, roughly."""
-        return self.num_updates * self.cell.facts.plan.accumulation_steps
+    def work(self) -> float:
+        """How long the run takes, roughly and in no unit.
+
+        A forward and backward pass costs much the same up to some 16 samples, where launching
+        kernels is most of it, and then grows with them.
+        """
+        plan = self.cell.facts.plan
+        return self.num_updates * plan.accumulation_steps * (1 + plan.micro_batch_size / 16)
 
 
 def missing_jobs(cells: Iterable[PlannedCell]) -> list[Job]:
@@ -73,7 +78,7 @@ def missing_jobs(cells: Iterable[PlannedCell]) -> list[Job]:
             summary = read_summary(job.folder)
             if summary is None or summary["status"] not in FINAL_STATUSES:
                 jobs.append(job)
-    return sorted(jobs, key=lambda job: -job.micro_steps)
+    return sorted(jobs, key=lambda job: -job.work)
 
 
 def common_folder(cells: Sequence[PlannedCell]) -> Path:

@@ -30,7 +30,7 @@ class SweepProgress:
         self.num_done = total - len(jobs)
         self.statuses: Counter[str] = Counter()
         self._started = time.monotonic()
-        self._left = {id(job): float(job.micro_steps) for job in jobs}
+        self._left = {id(job): job.work for job in jobs}
         self._work = sum(self._left.values())
         self._console = Console(stderr=True)
         self._is_live = sys.stderr.isatty()
@@ -67,7 +67,7 @@ class SweepProgress:
 
     def advance(self, job: Job, update: int) -> None:
         """Show that a job has done so many updates."""
-        self._left[id(job)] = job.micro_steps * (1 - update / job.num_updates)
+        self._left[id(job)] = job.work * (1 - update / job.num_updates)
         self._show()
 
     def finish(self, job: Job, status: str, seconds: float) -> None:

@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from normexp.config.schema import CellConfig
@@ -132,18 +132,12 @@ class _Run:
         """Train, then write history and summary."""
         module, resumed_from = self._build()
         write_yaml(self.folder / CONFIG_FILE, self.plain)
-        trackers = build_trackers(
-            self.config.logger.trackers,
-            run_dir=self.folder,
-            run_name=f"{self.facts.cell}-seed{self.seed}",
-            run_id=self.identifier,
-            group=self.config.name,
-            config=self.plain,
-        )
-        module.recorder.trackers = trackers
         interrupt: BaseException | None = None
         extra: dict[str, float] = {}
+        trackers: list[Logger] = []
         try:
+            trackers = self._build_trackers()
+            module.recorder.trackers = trackers
             trainer = self._build_trainer(module, trackers)
             self._write_environment(trainer)
             ending = self._fit(trainer, module)
@@ -159,6 +153,17 @@ class _Run:
         self._write_summary(module, ending, extra, resumed_from)
         if interrupt is not None:
             raise KeyboardInterrupt from interrupt
+
+    def _build_trackers(self) -> list[Logger]:
+        """Return the run's own trackers; a service that refuses makes the run a failed one."""
+        return build_trackers(
+            self.config.logger.trackers,
+            run_dir=self.folder,
+            run_name=f"{self.facts.cell}-seed{self.seed}",
+            run_id=self.identifier,
+            group=self.config.name,
+            config=self.plain,
+        )
 
     def _build(self) -> tuple[SoloModule, int]:
         """Return the module, at the last checkpoint if there is one, and its update."""
@@ -200,7 +205,7 @@ class _Run:
         if self._on_progress is not None:
             self._on_progress(self.seed, update)
 
-    def _build_trainer(self, module: SoloModule, trackers: list[Any]) -> pl.Trainer:
+    def _build_trainer(self, module: SoloModule, trackers: list[Logger]) -> pl.Trainer:
         """Return Lightning's Trainer for what is left of the run."""
         trainer = self.config.trainer
         checkpoint = TimedCheckpoint(self.folder / CHECKPOINT_FILE, trainer.checkpoint_interval_s)

@@ -73,8 +73,10 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
     if len(threads) != 1:
         raise ValueError(f"cells with one number of threads are needed, found {sorted(threads)}")
     torch.set_num_threads(threads.pop())
-    subjects = [_build_subject(config) for config in configs]
-    memory = [subject.measure_memory() for subject in subjects]
+    subjects, memory = [], []
+    for config in configs:
+        subjects.append(_build_subject(config))
+        memory.append(subjects[-1].measure_memory(others=subjects[:-1]))
     actions = {
         f"{index}/{name}": action
         for index, subject in enumerate(subjects)
@@ -162,8 +164,31 @@ class _Subject:
             "prediction_ms": self.predict,
         }
 
-    def measure_memory(self) -> dict[str, int | None]:
-        """Return bytes by part; activations as saved for backward, and the peak of an update."""
+    def measure_memory(self, others: Sequence[_Subject]) -> dict[str, int | None]:
+        """Return bytes by part; activations as saved for backward, and the peak of an update.
+
+        Args:
+            others: Subjects that wait for their timing; a device's own counters would count
+                them in, so they stand aside.
+        """
+        for other in others:
+            other.to(torch.device("cpu"))
+        try:
+            return self._measure_memory()
+        finally:
+            for other in others:
+                other.to(other.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move all tensors; where they are on the CPU already, nothing happens."""
+        self.model.to(device)
+        for state in self.optimizer.state.values():
+            state.update({k: v.to(device) for k, v in state.items() if torch.is_tensor(v)})
+        self.inputs = self.inputs.to(device)
+        self.targets = self.targets.to(device)
+        self.prediction_inputs = self.prediction_inputs.to(device)
+
+    def _measure_memory(self) -> dict[str, int | None]:
         self.forward_backward()
         self.optimizer.step()
         parts = memory_by_part(self.model, self.optimizer)
