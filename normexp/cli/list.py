@@ -33,11 +33,14 @@ def show_list(kind: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1, default=list))
         return 0
-    hidden = {"drawing", "source"} if kind != "placements" else {"description"}
-    columns = [key for key in rows[0] if key not in hidden]
-    table = Table(title=kind, show_lines=kind == "placements")
+    if kind == "placements":
+        for row in rows:
+            print(f"{row['name']}: {row['formula']}\n\n{row['drawing']}\n")
+        return 0
+    table = Table(title=f"{kind} (more with --json)", show_lines=kind == "experiments")
+    columns = COLUMNS[kind]
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column == "name")
     for row in rows:
         table.add_row(*(_show(row[column]) for column in columns))
     Console().print(table)
@@ -55,7 +58,7 @@ def _list_norms() -> list[dict[str, Any]]:
             },
             "mixes samples": entry.card.mixes_samples,
             "same in eval": entry.card.is_same_in_eval,
-            "state": list(entry.card.state),
+            "state": ", ".join(entry.card.state),
             "formula": entry.card.formula,
             "source": entry.card.source,
         }
@@ -98,6 +101,14 @@ def _list_experiments() -> list[dict[str, Any]]:
     return rows
 
 
+# What a terminal of 80 columns holds.
+COLUMNS = {
+    "norms": ("name", "statistics over", "mixes samples", "same in eval", "state"),
+    "models": ("name", "placements", "description"),
+    "data": ("name", "description", "num_classes", "image_shape", "needs_download"),
+    "experiments": ("name", "question"),
+}
+
 KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "norms": _list_norms,
     "models": _list_models,
@@ -114,5 +125,6 @@ def _show(value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key}: {_show(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return " x ".join(str(item) for item in value) if value else "-"
-    return "-" if value is None else str(value)
+        is_shape = all(isinstance(item, int) for item in value)
+        return (" x " if is_shape else ", ").join(str(item) for item in value) or "-"
+    return "-" if value in (None, "") else str(value)
