@@ -70,6 +70,8 @@ def compute_welch_difference(first: Summary, second: Summary) -> Summary:
     error = math.sqrt(sum(parts))
     if error == 0.0:
         return Summary(n, difference, 0.0, difference, difference)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (first.n - 1) + parts[1] ** 2 / (second.n - 1))
+    # By shares, as squares of variances leave the range of floats long before variances do.
+    share = parts[0] / sum(parts)
+    freedom = 1.0 / (share**2 / (first.n - 1) + (1.0 - share) ** 2 / (second.n - 1))
     half = float(stats.t.ppf(0.975, freedom)) * error
     return Summary(n, difference, error, difference - half, difference + half)
