@@ -16,10 +16,11 @@ Make = Callable[..., ExperimentFolder]
 def test_one_row_a_cell_with_error_and_panel(grid: ExperimentFolder) -> None:
     data = frame(load_results(grid.path))
     assert len(data) == 8
-    row = data[data["cell"] == "batch_norm-4-2"].iloc[0]
-    assert (row["arm"], row["panel_column"], row["panel_row"]) == ("batch_norm", "num_stages=4", "")
-    assert row["test/error_mean"] == pytest.approx(0.5, abs=1e-15)
-    assert row["test/error_ci95_low"] < 0.5 < row["test/error_ci95_high"]
+    row = data[data["cell"] == "batch_norm-3-8"].iloc[0]
+    assert (row["arm"], row["panel_column"], row["panel_row"]) == ("batch_norm", "num_stages=3", "")
+    # The smallest set has 8 x 4 elements, and the fixture's error is one over it.
+    assert row["test/error_mean"] == pytest.approx(1 / 32, abs=1e-15)
+    assert row["test/error_ci95_low"] < 1 / 32 < row["test/error_ci95_high"]
 
 
 def test_a_factor_that_follows_the_micro_batch_makes_no_panel(make_experiment: Make) -> None:
