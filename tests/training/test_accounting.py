@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normexp.config.schema import CellConfig, ModelConfig
-from normexp.data import load_dataset
-from normexp.data.batches import IndexStream
+from normexp.data import augment, draw_augmentation, load_dataset
+from normexp.data.batches import IndexStream, epoch_order
 from normexp.models import initialize
 from normexp.training.check import build_cell_model, build_plan
 from normexp.training.optim import build_lr, build_optimizer, group_parameters
@@ -147,3 +148,34 @@ def test_accumulated_batch_norm_has_the_gradients_of_chunked_statistics(
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "group_norm"])
+def test_training_is_the_plain_loop(
+    make_cell: Callable[..., CellConfig], tmp_path: Path, norm: str
+) -> None:
+    config = make_cell(norm, micro_batch_size=4, accumulation_steps=2)
+    trained = train(config, tmp_path, torch.float64)
+    data = load_dataset("digits", {})
+    model = build_cell_model(config, data)
+    initialize(model, seed=0)
+    model.double()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": 5e-4}, {"params": others}], lr=0.05, momentum=0.9
+    )
+    order = torch.from_numpy(epoch_order(0, 0, 1000))
+    for update in range(20):
+        index = order[8 * update : 8 * update + 8]
+        draws = draw_augmentation(0, update, 8, crop_padding=1, horizontal_flip=True)
+        inputs = augment(data.train.inputs[index], draws).double()
+        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = (
+            0.05 * (1 + math.cos(math.pi * update / 20)) / 2
+        )
+        optimizer.zero_grad()
+        first = F.cross_entropy(model(inputs[:4]), data.train.targets[index[:4]])
+        second = F.cross_entropy(model(inputs[4:]), data.train.targets[index[4:]])
+        ((first + second) / 2).backward()
+        optimizer.step()
+    assert distance(trained, model) < 1e-12
