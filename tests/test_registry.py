@@ -50,7 +50,7 @@ def test_an_unknown_name_is_told_with_key_and_choices(things):
         things.get("frst_thing", key="model.thing")
     line = "model.thing=frst_thing: did you mean first_thing? choices: first_thing"
     assert str(caught.value) == line
-    with pytest.raises(UserError, match="^thing=x: "):
+    with pytest.raises(UserError, match=r"^thing=x: "):
         things.get("x")
 
 

@@ -102,13 +102,14 @@ def main() -> None:
         print(f"normexp: {error}", file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        print("normexp: interrupted; start again to do what is missing", file=sys.stderr)
         code = 130
     except _CommandLineError as error:
         line = _tell(error)
         if line:  # empty after a bare "normexp", which has printed its help
             print(f"normexp: {line}", file=sys.stderr)
         code = 2
+    if code == 130:  # some versions of typer return it and raise nothing
+        print("normexp: interrupted; start again to do what is missing", file=sys.stderr)
     sys.exit(code)
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -23,6 +24,7 @@ from normexp.config.compose import (
     register_schema,
 )
 from normexp.config.translate import translate
+from normexp.errors import UserError
 from normexp.launch.task import TrainTask
 from normexp.records import read_summary
 
@@ -60,7 +62,9 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
     shown = [word for word in arguments if word != "--multirun"]
     task = TrainTask(shlex.join(["normexp", verb, *shown]))
     register_schema()
-    overrides = get_args_parser().parse_args(list(arguments)).overrides
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    overrides = parser.parse_args(list(arguments)).overrides
     check_overrides(overrides)
     _load_plugins_early(overrides)
     before = sys.argv
@@ -104,6 +108,14 @@ def count_statuses(task: TrainTask) -> dict[str, int]:
 def exit_code(counts: dict[str, int]) -> int:
     """Return 1 if some runs failed or did not run, else 0."""
     return 1 if any(counts.get(word) for word in ("failed", "interrupted", "not run")) else 0
+
+
+def _refuse(message: str) -> NoReturn:
+    """Tell a fault in the flags in one line, where argparse would print its usage."""
+    word = message.rpartition(": ")[2]
+    raise UserError(
+        "command line", word, f"{message.partition(':')[0]}; overrides come before flags"
+    )
 
 
 def _is_multirun(arguments: Sequence[str]) -> bool:

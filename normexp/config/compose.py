@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from normexp.config.choices import list_choices
 from normexp.config.schema import CellConfig
 from normexp.config.translate import translate
-from normexp.errors import UserError
+from normexp.errors import UserError, choices_hint
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
@@ -42,6 +42,8 @@ def to_cell(composed: DictConfig) -> CellConfig:
         UserError: If a value is missing or of the wrong type.
     """
     plain = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    for key in sorted(OmegaConf.missing_keys(plain)):
+        raise UserError(key, "???", "a value is needed")
     try:
         cell = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CellConfig), plain))
     except OmegaConfBaseException as error:
@@ -99,6 +101,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
         raise translate(error) from error
     for override in parsed:
         key, value = override.key_or_group, override.value()
+        if value is None and not override.is_delete() and list_choices(key):
+            raise UserError(key, "null", choices_hint("", list_choices(key)))
         if isinstance(value, list) and key != "logger" and list_choices(key):
             names = ",".join(str(item) for item in value)
             raise UserError(

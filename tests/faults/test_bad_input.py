@@ -8,18 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import COMMAND, CommandLine, Outcome
+from command_line import COMMAND, Outcome, normexp
 
 from normexp.records import write_plan
 
 BAD_INPUT = [
     # names
     ("train norm=grup_norm", "norm=grup_norm: did you mean group_norm", "batch_norm, group_norm"),
-    ("train norm.name=grup_norm", "norm=grup_norm: did you mean group_norm", "batch_norm"),
     ("train model=resnt", "model=resnt: did you mean cifar_resnet? choices:", "mlp"),
     ("train data=digit", "data=digit: did you mean digits? choices:", "fashion_mnist"),
     ("train placement=midle", "placement=midle: choices:", "none, post, pre, res_post"),
-    ("train optimizer=adam", "optimizer=adam: did you mean adamw? choices:", "sgd"),
     ("train logger=wandbb", "logger=wandbb: did you mean wandb? choices:", "csv"),
     ("train experiment=quikstart", "experiment=quikstart: did you mean quickstart?", "small_batch"),
     ("run experiment=quikstart", "experiment=quikstart: did you mean quickstart?", "small_batch"),
@@ -28,11 +26,11 @@ BAD_INPUT = [
     ("train probes=[stat]", "probes=stat: choices:", "running_statistics"),
     ("train +norm.roles.stem.name=nope", "norm.roles.stem=nope: choices:", "batch_norm"),
     ("train +norm.roles.stam.name=group_norm", "norm.roles.stam=", "did you mean stem?"),
-    ("train optimizer.decay_roles=[wieght]", "optimizer.decay_roles=wieght: did you mean weight", ""),
+    ("train optimizer.decay_roles=[wieght]", "optimizer.decay_roles=wieght:", "mean weight?"),
     # R61: parameters that no such choice has
     ("train norm=group_norm norm.params.num_gruops=3", "norm.params.num_gruops=3:", "num_groups?"),
     ("train norm=group_norm +norm.params.num_gruops=3", "norm.params.num_gruops=3:", "num_groups?"),
-    ("train norm=group_norm norm.params.momentum=0.1", "norm.params.momentum=0.1:", "choices: affine"),
+    ("train norm=group_norm norm.params.momentum=0.1", "norm.params.momentum=0.1:", "affine"),
     ("train modle=mlp", "modle=mlp: there is no such key; did you mean model?", ""),
     ("train data.augment.crop_pad=2", "data.augment.crop_pad=2:", "did you mean crop_padding?"),
     ("train +logger.trackers.wandbb={}", "logger.trackers.wandbb={}: did you mean wandb?", ""),
@@ -62,7 +60,6 @@ BAD_INPUT = [
     ("train schedule.warmup_fraction=1", "schedule.warmup_fraction=1.0: a share in [0, 1)", ""),
     ("train budget.samples=10", "budget={epochs: 4.0, samples: 10}: set exactly one", "null"),
     ("train budget.epochs=null", "budget={nothing}: set exactly one", "epochs, samples, updates"),
-    ("train budget.epochs=0", "budget.epochs=0.0: a number above 0 is needed", ""),
     ("train num_evaluations=126", "num_evaluations=126: the budget gives 125 updates", "or fewer"),
     # what does not fit the model or the data
     ("train norm=group_norm norm.params.num_groups=7", "norm.params.num_groups=7: does not divide",
@@ -72,7 +69,7 @@ BAD_INPUT = [
     ("train norm=layer_norm", "norm=layer_norm: not defined for images", "layer_norm_chw"),
     ("train placement=none", "placement=none: builds no norm layer, so norm must be no_norm", ""),
     ("train model.params.depth=9", "model.params.depth=9: 6n+2 is needed", "8, 14, 20"),
-    ("train model.params.num_stages=4 micro_batch_size=1", "norm=batch_norm: layer stages.3.0.norm1",
+    ("train model.params.num_stages=4 micro_batch_size=1", "norm=batch_norm: layer stages.3.0.",
      "[1, 128, 1, 1]); 2 or more are needed"),
     ("train model.params.num_stages=4 norm=instance_norm", "norm=instance_norm: layer stages.3.",
      "2 or more are needed"),
@@ -93,10 +90,14 @@ BAD_INPUT = [
     ("run experiment=quickstart micro_batch_size=2,1", "norm=batch_norm: layer stages.3", ""),
     ("sweep name=a,b", "name=a,b: one value for the whole sweep", ""),
     ("sweep hydra.launcher.num_jobs=0", "hydra.launcher.num_jobs=0: 1 or more is needed", ""),
-    ("sweep hydra/launcher=locl", "hydra/launcher=locl: did you mean local? choices: basic, local", ""),
+    ("sweep hydra/launcher=locl", "hydra/launcher=locl: did you mean local?", "basic"),
     # words that are no overrides, other verbs
     ("train norm", "norm: cannot be read as key=value", ""),
     ("train --config-dir=/nope", "'/nope' not found", ""),
+    ("train --frob", "command line=--frob: unrecognized arguments", ""),
+    ("train norm=null", "norm=null: choices: batch_norm", ""),
+    ("train ~norm", "norm.name=???: a value is needed", ""),
+    ("train micro_batch_size=???", "micro_batch_size=???: a value is needed", ""),
     ("frobnicate", "command=frobnicate: choices: list, report, run, status, sweep, train", ""),
     ("list nrms", "list=nrms: did you mean norms? choices: data, experiments", ""),
     ("list", "kind=: norms, models, data", ""),
@@ -117,7 +118,7 @@ def assert_refused(outcome: Outcome, *fragments: str) -> None:
 
 @pytest.mark.parametrize(("command", "fault", "right"), BAD_INPUT, ids=lambda text: text[:60])
 def test_bad_input_is_refused_before_anything_is_written(
-    normexp: CommandLine, tmp_path: Path, command: str, fault: str, right: str
+    tmp_path: Path, command: str, fault: str, right: str
 ) -> None:
     assert_refused(normexp(*command.split()), fault, right)
     assert list(tmp_path.iterdir()) == []
@@ -149,22 +150,27 @@ def data_files(tmp_path: Path) -> Path:
     return folder
 
 
-TRAIN_ON_FILES = (
-    "train data=fashion_mnist data.params.root=files data.params.num_val=2 "
-    "data.params.verify_checksum=false micro_batch_size=2 num_evaluations=1 "
-    "budget.epochs=null budget.updates=1 seeds=[0]"
-).split()
+TRAIN_ON_FILES = [
+    "train",
+    "data=fashion_mnist",
+    "data.params.root=files",
+    "data.params.num_val=2",
+    "data.params.verify_checksum=false",
+    "micro_batch_size=2",
+    "num_evaluations=1",
+    "budget.epochs=null",
+    "budget.updates=1",
+    "seeds=[0]",
+]
 
 
-def test_files_that_are_right_are_taken(normexp: CommandLine, data_files: Path) -> None:
+def test_files_that_are_right_are_taken(data_files: Path) -> None:
     # Else the refusals below could have another reason.
     assert normexp(*TRAIN_ON_FILES).code == 0
 
 
 @pytest.mark.parametrize("fault", ["missing", "truncated", "no gzip", "other content", "labels"])
-def test_a_data_file_that_is_wrong_is_named(
-    normexp: CommandLine, data_files: Path, tmp_path: Path, fault: str
-) -> None:
+def test_a_data_file_that_is_wrong_is_named(data_files: Path, tmp_path: Path, fault: str) -> None:
     images = data_files / "train-images-idx3-ubyte.gz"
     whole = images.read_bytes()
     if fault == "missing":
@@ -182,14 +188,12 @@ def test_a_data_file_that_is_wrong_is_named(
     assert list(tmp_path.iterdir()) == [data_files]
 
 
-def test_a_changed_file_fails_its_checksum(normexp: CommandLine, data_files: Path) -> None:
+def test_a_changed_file_fails_its_checksum(data_files: Path) -> None:
     outcome = normexp(*TRAIN_ON_FILES, "data.params.verify_checksum=true")
     assert_refused(outcome, "data.params.root=", "checksum")
 
 
-def test_the_folder_of_another_experiment_is_left_alone(
-    normexp: CommandLine, tmp_path: Path
-) -> None:
+def test_the_folder_of_another_experiment_is_left_alone(tmp_path: Path) -> None:
     # R53: never a mix of two experiments' files.
     folder = tmp_path / "results" / "mine"
     write_plan(folder, {"experiment": "other", "cells": []})
@@ -201,7 +205,7 @@ def test_the_folder_of_another_experiment_is_left_alone(
     assert [path.name for path in folder.iterdir()] == ["experiment.json"]
 
 
-def test_a_report_of_a_folder_without_runs_says_so(normexp: CommandLine, tmp_path: Path) -> None:
+def test_a_report_of_a_folder_without_runs_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert_refused(normexp("report", "empty"), "=empty: ", "experiment.json")
     assert_refused(normexp("status", "empty"), "folder=empty: ", "experiment.json")
