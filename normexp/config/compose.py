@@ -21,6 +21,7 @@ from normexp.config.schema import CellConfig
 from normexp.config.translate import translate
 from normexp.errors import UserError, choices_hint
 
+_WORD = re.compile(r"[A-Za-z0-9_./-]+")
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
 
@@ -183,6 +184,11 @@ def _spell(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{_spell(v)}" for k, v in value.items()) + "}"
     text = str(value)
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+    if isinstance(value, str) and not (_WORD.fullmatch(text) and _is_text(text)):
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return text
+
+
+def _is_text(word: str) -> bool:
+    """Tell whether Hydra reads a bare word as text, unlike ``1``, ``1e-3`` or ``null``."""
+    return isinstance(OverridesParser.create().parse_override(f"key={word}").value(), str)
