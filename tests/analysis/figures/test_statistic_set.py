@@ -26,15 +26,18 @@ def test_pairs_differ_in_the_norm_alone_and_carry_welch(grid: ExperimentFolder) 
     assert row["test/error_difference_ci95_high"] == pytest.approx(interval.high, rel=1e-9)
 
 
-def test_without_a_pair_it_is_one_panel_a_norm(make_experiment: Make) -> None:
+@pytest.mark.parametrize("norms", [("batch_norm", "layer_norm_chw"), ("no_such", "group_norm")])
+def test_without_a_pair_it_is_one_panel_a_norm(
+    make_experiment: Make, norms: tuple[str, str]
+) -> None:
     folder = make_experiment(["norm", "micro_batch_size"])
-    for norm, area in (("batch_norm", 4), ("instance_norm", 16)):
+    for norm, area in zip(norms, (4, 16), strict=True):
         for size in (2, 8):
             cell = folder.add_cell(f"{norm}-{size}", {"norm": norm, "micro_batch_size": size})
             for seed in range(3):
                 folder.add_run(cell, seed, 0.5, statistic_set=area * size)
     data = frame(load_results(folder.path))
-    assert list(dict.fromkeys(data["panel_column"])) == ["batch_norm", "instance_norm"]
+    assert list(dict.fromkeys(data["panel_column"])) == list(norms)
     assert data["min_statistic_set"].tolist() == [8, 32, 32, 128]
     assert len(plot_frame("statistic_set", data).axes) == 2
 

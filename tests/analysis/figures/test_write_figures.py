@@ -33,7 +33,7 @@ def test_the_same_data_give_the_same_bytes(grid: ExperimentFolder) -> None:
         return {path.name: path.read_bytes() for f in figures for path in f.paths.values()}
 
     first = contents()
-    with matplotlib.rc_context({"font.size": 20, "svg.hashsalt": "other", "lines.linewidth": 5}):
+    with matplotlib.rc_context({"font.size": 20, "svg.hashsalt": "other", "axes.facecolor": "red"}):
         assert contents() == first
 
 
