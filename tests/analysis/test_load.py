@@ -139,3 +139,11 @@ def test_costs_are_flat(two_norms: ExperimentFolder) -> None:
     assert row["cell"] == "group_norm-aaaaaaaa"
     assert [row[f"update_ms_{part}"] for part in ("median", "q25", "q75")] == [4.0, 3.0, 5.0]
     assert row["conditions.window"] == '{"updates": 20}'
+
+
+def test_a_cell_twice_in_the_plan_is_refused(make_experiment: Make) -> None:
+    folder = make_experiment()
+    folder.add_cell("a-1", {"norm": "batch_norm"})
+    folder.add_cell("a-1", {"norm": "group_norm"})
+    with pytest.raises(UserError, match="each cell once"):
+        load_results(folder.path)
