@@ -103,6 +103,24 @@ def list_unfinished(results: Results) -> Table:
     )
 
 
+def list_settings(results: Results) -> list[tuple[str, str]]:
+    """Return the settings that the cells share: what was held fixed.
+
+    A parameter that only some cells have, as the groups of group_norm, is shown if all that have
+    it agree; settings that are null or empty are left out.
+    """
+    values: dict[str, set[str]] = {}
+    for cell in results.plan["cells"]:
+        for key, value in cell.get("settings", {}).items():
+            if value is not None and value != []:
+                values.setdefault(key, set()).add(show_value(value))
+    return [
+        (key, next(iter(found)))
+        for key, found in values.items()
+        if len(found) == 1 and key not in results.factors
+    ]
+
+
 def list_conditions(results: Results) -> list[tuple[str, str]]:
     """Return name and value of each recorded condition; several values with their counts."""
     shown = []

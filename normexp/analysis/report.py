@@ -64,6 +64,7 @@ def _collect(results: Results, tables: list[Table], figures: list[WrittenFigure]
         "figures": [figure for figure in figures if not figure.skipped],
         "missing": provenance.describe_missing(results),
         "unfinished": provenance.list_unfinished(results),
+        "settings": provenance.list_settings(results),
         "conditions": provenance.list_conditions(results),
         "not_measured": provenance.list_not_measured(results, figures),
         "wall_time": provenance.describe_wall_time(results),

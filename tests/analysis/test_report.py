@@ -134,3 +134,22 @@ def test_one_cell_without_factors_has_a_report(make_experiment: Callable[..., An
     folder.add_run(folder.add_cell("a", {}, seeds=[0]), 0, 0.5, curve=[(400, 1.0, 0.5)])
     text = write_report(folder.path).read_text()
     assert text.count("data:image/svg+xml;base64,") == 1
+
+
+def test_settings_that_all_cells_share_are_told(two_norms: ExperimentFolder) -> None:
+    for cell in two_norms.plan["cells"]:
+        is_group_norm = cell["factors"]["norm"] == "group_norm"
+        cell["settings"] = {
+            "norm": cell["factors"]["norm"],
+            "model.depth": 8,
+            "optimizer.lr": 0.1 if is_group_norm else 0.2,
+            "budget.samples": None,
+            "probes": [],
+            **({"norm.num_groups": 4} if is_group_norm else {}),
+        }
+    two_norms.write_plan()
+    write_report(two_norms.path)
+    text = (two_norms.path / "REPORT.md").read_text()
+    section = text.partition("## Settings that all cells share")[2].partition("##")[0]
+    shown = [line for line in section.splitlines() if line]
+    assert shown == ["- model.depth: 8", "- norm.num_groups: 4"]

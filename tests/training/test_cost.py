@@ -78,9 +78,22 @@ def test_cost_of_an_mlp_by_hand(make_cell: MakeCell, monkeypatch: pytest.MonkeyP
     timing = record["timing"]
     assert set(timing) == {"forward_ms", "forward_backward_ms", "update_ms", "prediction_ms"}
     assert 0 < timing["forward_ms"]["median"] < timing["forward_backward_ms"]["median"]
-    # An update is two micro-batches and a step.
-    assert timing["update_ms"]["median"] > 1.5 * timing["forward_backward_ms"]["median"]
     assert record["conditions"]["num_threads"] == 1
+
+
+def test_an_update_is_all_its_micro_batches_and_a_step(make_cell: MakeCell) -> None:
+    subject = cost._build_subject(make_cell(accumulation_steps=3))
+    passes: list[int] = []
+    subject.model.register_forward_hook(lambda *_: passes.append(1))
+    before = [p.detach().clone() for p in subject.model.parameters()]
+    subject.actions()["update_ms"]()
+    assert len(passes) == 3
+    assert any((p != q).any() for p, q in zip(subject.model.parameters(), before, strict=True))
+    subject.actions()["prediction_ms"]()
+    subject.actions()["forward_ms"]()
+    assert len(passes) == 5
+    assert all(p.grad is None for p in subject.model.parameters())
+    assert subject.model.training
 
 
 def test_mixed_thread_counts_are_refused(make_cell: MakeCell) -> None:

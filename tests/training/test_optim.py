@@ -49,6 +49,8 @@ def test_cosine_ends_at_its_final_fraction() -> None:
     params = {"final_fraction": 0.25}
     lr = build_lr("cosine", peak_lr=4.0, warmup_fraction=0.0, num_updates=10**6, params=params)
     assert lr(10**6 - 1) == pytest.approx(1.0, abs=1e-9)
+    assert lr(500_000) == pytest.approx((4.0 + 1.0) / 2)
+    assert lr(0) == 4.0
 
 
 def test_constant() -> None:
