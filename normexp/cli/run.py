@@ -24,7 +24,8 @@ def run_experiment(arguments: Sequence[str]) -> int:
     """
     from normexp.config.choices import list_choices
 
-    if not any(word.startswith("experiment=") for word in arguments):
+    asks_help = any(word in ("-h", "--help", "--hydra-help") for word in arguments)
+    if not asks_help and not any(word.startswith("experiment=") for word in arguments):
         expected = choices_hint("", list_choices("experiment"))
         raise UserError("experiment", "", f"name one, as in experiment=quickstart; {expected}")
     task = run_hydra(["--multirun", *arguments], verb="run")

@@ -40,14 +40,14 @@ def show_status(folder: Path, *, as_json: bool) -> int:
         return 0
     table = Table(title=f"{plan['name']}: {len(runs)} runs")
     for factor in plan["factors"]:
-        table.add_column(factor)
-    shown = [word for word in WORDS if any(run["status"] == word for run in runs)]
-    for word in shown:
-        table.add_column(word, justify="right")
+        table.add_column(factor, no_wrap=True)
+    # One column for all words: it alone may wrap where a terminal is narrow.
+    table.add_column("runs")
     for cell in plan["cells"]:
         counts = Counter(run["status"] for run in runs if run["cell"] == cell["cell"])
         values = ["-" if value is None else str(value) for value in cell["factors"].values()]
-        table.add_row(*values, *(str(counts[word] or "") for word in shown))
+        ends = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+        table.add_row(*values, ends)
     Console().print(table)
     for run in runs:
         if run["reason"]:
@@ -81,8 +81,13 @@ def _is_locked(path: Path) -> bool:
     """Tell whether a live process holds the run's lock."""
     from filelock import FileLock, Timeout
 
+    lock = path / ".lock"
+    if not lock.exists():  # and is not made here: looking changes nothing
+        return False
     try:
-        with FileLock(str(path / ".lock"), timeout=0):
+        with FileLock(str(lock), timeout=0):
             return False
     except Timeout:
         return True
+    except OSError:  # records of somebody else, only to be read
+        return False

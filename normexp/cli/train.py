@@ -64,7 +64,11 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
     register_schema()
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    overrides = parser.parse_args(list(arguments)).overrides
+    parsed = parser.parse_args(list(arguments))
+    overrides = parsed.overrides
+    if parsed.cfg or parsed.info or parsed.shell_completion:
+        # Hydra refuses to show the configuration of a sweep; that of its base is meant.
+        arguments = [word for word in arguments if word not in ("-m", "--multirun")]
     check_overrides(overrides)
     _load_plugins_early(overrides)
     before = sys.argv
