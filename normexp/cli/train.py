@@ -13,6 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from normexp.config.choices import conf_dir, list_choices
@@ -75,13 +76,12 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
     sys.argv = [f"normexp {verb}", *arguments]
     errors: list[BaseException] = []
 
-    def catching(composed: object) -> object:
+    def catching(composed: DictConfig) -> None:
         # Hydra prints the overrides of a job that raises; the error line says more.
         try:
-            return task(composed)  # type: ignore[arg-type]
+            task(composed)
         except BaseException as error:
             errors.append(error)
-            return None
 
     task_function = task if _is_multirun(arguments) else catching
     program = hydra.main(

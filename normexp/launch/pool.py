@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -30,7 +30,6 @@ class _Running:
     job: Job
     process: BaseProcess
     progress: connection.Connection
-    started: float = field(default_factory=time.monotonic)
 
 
 def run_jobs(jobs: Sequence[Job], *, num_jobs: int, total: int, fail_fast: bool = False) -> None:
@@ -59,7 +58,7 @@ def run_jobs(jobs: Sequence[Job], *, num_jobs: int, total: int, fail_fast: bool 
                 for ended in [item for item in running if not item.process.is_alive()]:
                     running.remove(ended)
                     status = _finish(ended)
-                    progress.finish(ended.job, status, time.monotonic() - ended.started)
+                    progress.finish(ended.job, status)
                     if status == "failed" and fail_fast:
                         waiting.clear()
                         _stop(running)

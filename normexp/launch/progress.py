@@ -70,7 +70,7 @@ class SweepProgress:
         self._left[id(job)] = job.work * (1 - update / job.num_updates)
         self._show()
 
-    def finish(self, job: Job, status: str, seconds: float) -> None:
+    def finish(self, job: Job, status: str) -> None:
         """Show that a job has ended."""
         self._left[id(job)] = 0.0
         self.num_done += 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from normexp.records import read_summary
+
 if TYPE_CHECKING:
-    from normexp.launch.plan import PlannedCell
+    from normexp.launch.plan import Job, PlannedCell
+    from normexp.launch.progress import SweepProgress
 
 
 class TrainTask:
@@ -30,23 +34,35 @@ class TrainTask:
         self.folder: Path | None = None
         self.cells: Sequence[PlannedCell] = ()
 
-    def __call__(self, composed: DictConfig) -> list[str]:
-        """Check and train one cell with all its seeds in this process.
+    def __call__(self, composed: DictConfig) -> None:
+        """Check one cell, and train its missing runs in this process.
 
         Args:
             composed: What Hydra composed.
-
-        Returns:
-            The run ids.
         """
-        from normexp.launch.plan import save_plan
+        from normexp.launch.plan import missing_jobs, save_plan
+        from normexp.launch.progress import SweepProgress
         from normexp.launch.sweeper import check_sweep
         from normexp.training.cell import train_cell
 
         planned = self.cells
         folder = check_sweep(self, [(composed, ())])
         save_plan(folder, self.cells, axes=[], command=self.command, is_addition=True)
-        config = self.cells[0].config
+        (cell,) = self.cells
         # A launcher that runs a sweep's jobs in this process leaves the sweep's cells in place.
         self.cells = planned or self.cells
-        return train_cell(config)
+        jobs = missing_jobs([cell])
+        with SweepProgress(jobs, total=len(cell.config.seeds)) as progress:
+            for job in jobs:
+                train_cell(
+                    cell.config,
+                    [job.seed],
+                    on_progress=partial(_advance, progress, job),
+                )
+                summary = read_summary(job.folder)
+                assert summary is not None
+                progress.finish(job, summary["status"])
+
+
+def _advance(progress: SweepProgress, job: Job, _seed: int, update: int) -> None:
+    progress.advance(job, update)

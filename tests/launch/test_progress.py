@@ -35,7 +35,7 @@ def test_the_time_left_follows_the_work_done(clock):
     clock.s = 10.0
     shown.advance(first, 25)  # 50 of 400 in 10 s
     assert shown.seconds_left() == pytest.approx(70.0)
-    shown.finish(first, "completed", 10.0)  # 100 of 400
+    shown.finish(first, "completed")  # 100 of 400
     assert shown.seconds_left() == pytest.approx(30.0)
     assert shown.num_done == 4
 
@@ -46,8 +46,8 @@ def test_without_a_terminal_it_is_plain_lines_now_and_then(clock, capsys):
         for update in range(1, 50):
             clock.s += 1.0
             shown.advance(jobs[0], update)
-        shown.finish(jobs[0], "failed", 49.0)
-        shown.finish(jobs[1], "completed", 49.0)
+        shown.finish(jobs[0], "failed")
+        shown.finish(jobs[1], "completed")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
