@@ -340,11 +340,17 @@ def restore(module: SoloModule, path: Path) -> bool:
         path: The checkpoint.
 
     Returns:
-        False if there is no checkpoint.
+        False if there is none that can be read.
     """
     if not path.exists():
         return False
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # A power cut can leave a file whose name is on disk and whose content is not; what torch
+        # raises on that is of many kinds. The run starts anew, with the same numbers.
+        path.unlink()
+        return False
     module.load_state_dict(checkpoint["state_dict"])
     module._optimizer.load_state_dict(checkpoint["optimizer_states"][0])
     module.update = checkpoint["progress"]["update"]

@@ -318,3 +318,16 @@ def test_checkpoints_hold_plain_types_only(
     checkpoint = torch.load(folder_of(config) / "checkpoint.ckpt")  # weights_only by default
     assert checkpoint["progress"] == {"update": 8, "evaluation": 0}
     assert json.dumps(checkpoint["progress"])
+
+
+@pytest.mark.parametrize("content", [b"", b"half a check", b"PK\x03\x04 torn"])
+def test_a_torn_checkpoint_is_no_checkpoint(make_cell: MakeCell, content: bytes) -> None:
+    config = make_cell()
+    folder = folder_of(config)
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.ckpt").write_bytes(content)
+    train_cell(config)
+    summary = read_summary(folder)
+    assert summary is not None
+    assert summary["status"] == "completed"
+    assert summary["totals"]["resumed_from_update"] == 0
