@@ -43,6 +43,6 @@ def choices_hint(value: object, choices: Iterable[str]) -> str:
         'did you mean group_norm? choices: batch_norm, group_norm'
     """
     names = sorted(choices)
-    close = difflib.get_close_matches(str(value), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(value), names, n=3, cutoff=0.55)
     listed = f"choices: {', '.join(names)}" if names else "there are no choices"
     return f"did you mean {' or '.join(close)}? {listed}" if close else listed

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from normexp.data import DATASETS
+from normexp.models import MODELS
+from normexp.norms import NORMS
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Threads change last digits; the tests compare last digits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_entries_only() -> Iterator[None]:
+    """What a test's plugin registers is gone after the test."""
+    before = [(registry, set(registry.names())) for registry in (NORMS, MODELS, DATASETS)]
+    yield
+    for registry, names in before:
+        for name in set(registry.names()) - names:
+            del registry._entries[name]
