@@ -242,5 +242,6 @@ def _merge(
     for entry in entries:
         known = merged.get(entry["cell"], {"seeds": []})
         seeds = sorted({*known["seeds"], *entry["seeds"]})
-        merged[entry["cell"]] = {**entry, "seeds": seeds}
+        overrides = known.get("overrides") or entry["overrides"]
+        merged[entry["cell"]] = {**entry, "overrides": overrides, "seeds": seeds}
     return list(merged.values())

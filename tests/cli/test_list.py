@@ -38,4 +38,5 @@ def test_a_person_sees_every_name_unbroken(kind):
     assert (outcome.code, outcome.err) == (0, "")
     for name in list_choices(GROUPS[kind]):
         assert name in outcome.out
-    assert "source" not in outcome.out.splitlines()[1]
+    # A column more than a terminal holds would squeeze the others.
+    assert "source" not in "".join(outcome.out.splitlines()[:3])

@@ -22,7 +22,7 @@ from tiny_experiment import (
 )
 
 from normexp.random import random_stream
-from normexp.records import find_runs, read_summary
+from normexp.records import find_runs, read_plan, read_summary
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -168,6 +168,19 @@ def test_a_third_start_has_nothing_to_do(conf: Path, undisturbed: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("4 completed; ")
     assert results(undisturbed) == before
+
+
+def test_one_cell_trained_by_itself_keeps_the_plan_of_its_experiment(
+    conf: Path, undisturbed: Path
+) -> None:
+    before = read_plan(undisturbed)
+    words = command("train", conf, undisturbed.parent, "norm=no_norm", "seeds=[1]")
+    assert normexp(*words).code == 0
+    after = read_plan(undisturbed)
+    assert before is not None
+    assert after is not None
+    assert len(after["cells"]) == 2
+    assert after == before
 
 
 BOOM = """
