@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import types
 import typing
@@ -55,6 +56,8 @@ class Entry(Generic[CardT]):
                     value,
                     f"{self.kind} {self.name} has no such parameter; {choices_hint(name, allowed)}",
                 )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{key}.{name}", value, "a finite number is needed")
             annotation = allowed[name].annotation
             if annotation is not inspect.Parameter.empty and not _matches(value, annotation):
                 raise UserError(
@@ -65,6 +68,30 @@ class Entry(Generic[CardT]):
                 raise UserError(
                     f"{key}.{name}", "", f"{self.kind} {self.name} needs this parameter"
                 )
+
+    def complete_params(
+        self, params: Mapping[str, Any], *, reserved: frozenset[str] = frozenset()
+    ) -> dict[str, Any]:
+        """Return checked parameters in one spelling: defaults written out, 1 as 1.0 for a float.
+
+        So two ways to write one computation are one cell.
+
+        Args:
+            params: Parameters that ``check_params`` passed.
+            reserved: Keyword-only arguments that normexp fills in itself.
+        """
+        complete = {}
+        for name, parameter in self.parameters().items():
+            if name in reserved:
+                continue
+            value = params.get(name, parameter.default)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            wants_float = parameter.annotation is float or (
+                float in typing.get_args(parameter.annotation)
+                and int not in typing.get_args(parameter.annotation)
+            )
+            complete[name] = float(value) if is_whole and wants_float else value
+        return complete
 
 
 class Registry(Generic[CardT]):
@@ -93,9 +120,11 @@ class Registry(Generic[CardT]):
         """
 
         def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
+            if self.package is None or not build.__module__.startswith(f"{self.package}."):
+                self._discover()  # so that a plugin meets the built-in choice of its name
             taken = self._entries.get(name)
-            if taken is not None and taken.build.__qualname__ != build.__qualname__:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            if taken is not None and _origin(taken.build) != _origin(build):
+                raise ValueError(f"{self.kind} {name!r} is registered twice; choose another name")
             self._entries[name] = Entry(self.kind, name, build, card)
             return build
 
@@ -137,6 +166,11 @@ class Registry(Generic[CardT]):
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
                 importlib.import_module(f"{self.package}.{module.name}")
+
+
+def _origin(build: Callable[..., Any]) -> tuple[str, str]:
+    """Return where a builder is defined."""
+    return build.__module__, build.__qualname__
 
 
 def _matches(value: object, annotation: Any) -> bool:

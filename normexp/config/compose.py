@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
 import re
@@ -50,6 +51,11 @@ def to_cell(composed: DictConfig) -> CellConfig:
     except OmegaConfBaseException as error:
         raise translate(error) from error
     assert isinstance(cell, CellConfig)
+    cell.plugins_sha256 = sorted(
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in map(Path, cell.plugins)
+        if path.is_file()
+    )
     cell.plugins = [str(Path(path).expanduser().absolute()) for path in cell.plugins]
     cell.output_root = str(Path(cell.output_root).expanduser().absolute())
     root = cell.data.params.get("root")

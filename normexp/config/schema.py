@@ -38,12 +38,34 @@ class ModelConfig:
 
 
 @dataclass
+class RoleNormConfig:
+    """The norm of one layer role; without a name the role has the norm of all."""
+
+    name: Optional[str] = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RolesConfig:
+    """Exceptions by layer role."""
+
+    stem: RoleNormConfig = field(default_factory=RoleNormConfig)
+    block: RoleNormConfig = field(default_factory=RoleNormConfig)
+    downsample: RoleNormConfig = field(default_factory=RoleNormConfig)
+    final: RoleNormConfig = field(default_factory=RoleNormConfig)
+
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """Return the roles that have a norm of their own."""
+        return {role: own for role, own in dataclasses.asdict(self).items() if own["name"]}
+
+
+@dataclass
 class NormConfig:
-    """The norm of every layer; ``roles`` says otherwise for a layer role (stem, block, ...)."""
+    """The norm of every layer; ``roles`` says otherwise for a layer role."""
 
     name: str = MISSING
     params: dict[str, Any] = field(default_factory=dict)
-    roles: dict[str, Any] = field(default_factory=dict)
+    roles: RolesConfig = field(default_factory=RolesConfig)
 
 
 @dataclass
@@ -141,6 +163,7 @@ class CellConfig:
     output_root: str = "results"
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     plugins: list[str] = field(default_factory=list)
+    plugins_sha256: list[str] = field(default_factory=list)  # filled in: what the plugins say
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -174,4 +197,5 @@ class CellConfig:
         """Return plain containers, as ``config.yaml`` of a run holds them."""
         plain = dataclasses.asdict(self)
         plain["experiment"] = self.experiment.name
+        plain["norm"]["roles"] = self.norm.roles.chosen()
         return plain

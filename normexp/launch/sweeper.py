@@ -75,13 +75,13 @@ def check_sweep(task: TrainTask, composed: Sequence[tuple[DictConfig, tuple[str,
     Raises:
         UserError: On the first cell that cannot work; nothing has been written then.
     """
-    from normexp.training.check import check_cell, with_model_placement
+    from normexp.training.check import check_cell, resolve_cell
 
     cells: list[PlannedCell] = []
     for config, overrides in composed:
         cell = to_cell(config)
         load_plugins(cell.plugins)
-        cell = with_model_placement(cell)
+        cell = resolve_cell(cell)
         facts = check_cell(cell)
         cells.append(PlannedCell(cell, facts, overrides))
     task.folder = common_folder(cells)

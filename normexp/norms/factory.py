@@ -127,3 +127,9 @@ class NormFactory:
 def _get_checked(name: str, params: Mapping[str, Any], *, key: str) -> None:
     """Raise unless the norm exists and its builder takes these options."""
     NORMS.get(name, key=key).check_params(params, key=f"{key}.params", reserved=_RESERVED)
+    eps, momentum = params.get("eps"), params.get("momentum")
+    if eps is not None and eps <= 0:
+        raise UserError(f"{key}.params.eps", eps, "a number above 0 is needed")
+    if momentum is not None and not 0 <= momentum <= 1:
+        expected = "the weight of the new batch is needed, in [0, 1]"
+        raise UserError(f"{key}.params.momentum", momentum, expected)

@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,9 +68,17 @@ def describe_environment(
 
 def count_cores() -> int:
     """Return the number of cores this process may use, which a container or queue can limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, _count_quota()))
+
+
+def _count_quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the whole cores that the control group's quota allows; many without a quota."""
+    try:
+        quota, period = limits.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no such file; "max" is no number
+        return sys.maxsize
 
 
 @functools.cache

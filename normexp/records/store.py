@@ -76,8 +76,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what ``write_json`` wrote."""
-    return decode(json.loads(path.read_text()))
+    """Return what ``write_json`` wrote.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    try:
+        return decode(json.loads(path.read_text()))
+    except ValueError as error:
+        expected = f"is damaged ({error}); remove it, and start again to make it anew"
+        raise UserError("file", path, expected) from error
 
 
 def write_yaml(path: Path, value: Any) -> None:

@@ -24,6 +24,7 @@ from normexp.records import (
     cut_journal,
     describe_environment,
     hold_lock,
+    read_json,
     read_summary,
     run_id,
     write_json,
@@ -130,7 +131,7 @@ class _Run:
 
     def train(self) -> None:
         """Train, then write history and summary."""
-        module, resumed_from = self._build()
+        module, resumed_from = self._prepare()
         write_yaml(self.folder / CONFIG_FILE, self.plain)
         interrupt: BaseException | None = None
         extra: dict[str, float] = {}
@@ -139,7 +140,6 @@ class _Run:
             trackers = self._build_trackers()
             module.recorder.trackers = trackers
             trainer = self._build_trainer(module, trackers)
-            self._write_environment(trainer)
             ending = self._fit(trainer, module)
             if ending.status == "completed":
                 extra = self._probe(module)
@@ -165,8 +165,53 @@ class _Run:
             config=self.plain,
         )
 
-    def _build(self) -> tuple[SoloModule, int]:
+    def _prepare(self) -> tuple[SoloModule, int]:
         """Return the module, at the last checkpoint if there is one, and its update."""
+        checkpoint = self.folder / CHECKPOINT_FILE
+        (self.folder / "error.txt").unlink(missing_ok=True)
+        if not self._keeps_environment():
+            checkpoint.unlink(missing_ok=True)
+        module = self._build()
+        if checkpoint.exists():
+            try:
+                restore(module, checkpoint)
+            except Exception:
+                # Torn by a power cut, or of code whose layers had other names; what torch raises
+                # on that is of many kinds. The run starts anew, and gives the same numbers.
+                checkpoint.rename(checkpoint.with_suffix(".unreadable"))
+                module = self._build()
+        wall_s = cut_journal(self.folder, module.update)
+        module.recorder = Recorder(
+            self.folder,
+            num_train=self.facts.plan.num_train,
+            on_progress=self._report,
+            wall_s=wall_s,
+        )
+        return module, module.update
+
+    def _keeps_environment(self) -> bool:
+        """Tell whether an earlier attempt ran under the present conditions, and note them.
+
+        A run is of one commit, one device and one set of versions; else it starts anew.
+        """
+        path = self.folder / ENVIRONMENT_FILE
+        is_gpu = self.config.trainer.accelerator == "gpu"
+        now = describe_environment(
+            device=torch.cuda.get_device_name() if is_gpu else describe_cpu(),
+            num_threads=self.config.trainer.num_threads,
+            precision=self.config.precision,
+            data_fingerprint=self.facts.data_fingerprint,
+        )
+        if path.exists():
+            before = read_json(path)
+            before["started_at"] = now["started_at"]
+            if before == now:
+                return True
+        write_json(path, now)
+        return False
+
+    def _build(self) -> SoloModule:
+        """Return the module at its first update."""
         config, plan = self.config, self.facts.plan
         model = build_cell_model(config, self.data)
         initialize(model, self.seed)
@@ -190,16 +235,7 @@ class _Run:
             num_updates=plan.num_updates,
             params=config.schedule.params,
         )
-        module = SoloModule(model, plan=plan, optimizer=optimizer, lr=lr)
-        restore(module, self.folder / CHECKPOINT_FILE)
-        wall_s = cut_journal(self.folder, module.update)
-        module.recorder = Recorder(
-            self.folder,
-            num_train=plan.num_train,
-            on_progress=lambda update: self._report(update),
-            wall_s=wall_s,
-        )
-        return module, module.update
+        return SoloModule(model, plan=plan, optimizer=optimizer, lr=lr)
 
     def _report(self, update: int) -> None:
         if self._on_progress is not None:
@@ -259,19 +295,6 @@ class _Run:
             batch_size=self.config.trainer.eval_batch_size,
         )
         return summarize(errors)
-
-    def _write_environment(self, trainer: pl.Trainer) -> None:
-        device = trainer.strategy.root_device
-        is_cuda = device.type == "cuda"
-        write_json(
-            self.folder / ENVIRONMENT_FILE,
-            describe_environment(
-                device=torch.cuda.get_device_name(device) if is_cuda else describe_cpu(),
-                num_threads=self.config.trainer.num_threads,
-                precision=self.config.precision,
-                data_fingerprint=self.facts.data_fingerprint,
-            ),
-        )
 
     def _write_summary(
         self, module: SoloModule, ending: Ending, extra: dict[str, float], resumed_from: int

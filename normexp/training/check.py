@@ -12,13 +12,26 @@ from torch import nn
 
 from normexp.config.schema import CellConfig, NormConfig
 from normexp.config.validate import budget_samples, check_fields
-from normexp.data import Dataset, load_dataset
+from normexp.data import DATASETS, Dataset, load_dataset
 from normexp.data.batches import UpdatePlan
 from normexp.errors import UserError
 from normexp.models import MODELS, build_model
-from normexp.norms import NormFactory, NormLayer, check_statistic_sets, describe_norm_layers
+from normexp.norms import (
+    NORMS,
+    NormFactory,
+    NormLayer,
+    check_statistic_sets,
+    describe_norm_layers,
+)
 from normexp.records import cell_name, run_dir
-from normexp.training.optim import OPTIMIZERS, SCHEDULES, check_decay_roles
+from normexp.registry import Registry
+from normexp.training.optim import (
+    OPTIMIZERS,
+    SCHEDULES,
+    ParameterGroup,
+    build_optimizer,
+    check_decay_roles,
+)
 from normexp.training.trackers import check_trackers
 
 
@@ -63,12 +76,7 @@ def check_cell(config: CellConfig) -> CellFacts:
         UserError: On the first thing that cannot work.
     """
     check_fields(config)
-    OPTIMIZERS.get(config.optimizer.name, key="optimizer").check_params(
-        config.optimizer.params, key="optimizer.params"
-    )
-    SCHEDULES.get(config.schedule.name, key="schedule").check_params(
-        config.schedule.params, key="schedule.params"
-    )
+    _check_optimization(config)
     check_decay_roles(config.optimizer.decay_roles)
     check_trackers(config.logger.trackers)
     _check_device(config)
@@ -143,7 +151,7 @@ def build_cell_model(config: CellConfig, data: Dataset) -> nn.Module:
 
 def build_norm_factory(norm: NormConfig) -> NormFactory:
     """Return what builds the norm layers of a model."""
-    return NormFactory(norm.name, norm.params, norm.roles)
+    return NormFactory(norm.name, norm.params, norm.roles.chosen())
 
 
 def placement_of(config: CellConfig) -> str | None:
@@ -154,13 +162,33 @@ def placement_of(config: CellConfig) -> str | None:
     return config.placement.name
 
 
-def with_model_placement(config: CellConfig) -> CellConfig:
-    """Return the cell with no placement if its model has no residual branch.
+def resolve_cell(config: CellConfig) -> CellConfig:
+    """Return the cell in its one spelling, so that one computation is one cell.
 
-    So two configurations that train the same network are one cell.
+    A model without residual branches has no placement, "auto" becomes the device that is here,
+    and defaults are written out.
+
+    Args:
+        config: A composed cell; changed in place.
+
+    Raises:
+        UserError: On an unknown choice or parameter.
     """
     if placement_of(config) is None:
         config.placement = None
+    if config.trainer.accelerator == "auto":
+        config.trainer.accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    kinds: list[tuple[str, Registry[Any], Any, frozenset[str]]] = [
+        ("data", DATASETS, config.data, frozenset()),
+        ("model", MODELS, config.model, frozenset({"norm", "placement"})),
+        ("norm", NORMS, config.norm, frozenset({"dims"})),
+        ("optimizer", OPTIMIZERS, config.optimizer, frozenset()),
+        ("schedule", SCHEDULES, config.schedule, frozenset()),
+    ]
+    for key, registry, choice, reserved in kinds:
+        entry = registry.get(choice.name, key=key)
+        entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
+        choice.params = entry.complete_params(choice.params, reserved=reserved)
     return config
 
 
@@ -178,6 +206,26 @@ def describe_layers(layers: tuple[NormLayer, ...]) -> list[Mapping[str, Any]]:
         }
         for layer in layers
     ]
+
+
+def _check_optimization(config: CellConfig) -> None:
+    """Raise unless optimizer and schedule can be built with these numbers."""
+    optimizer, schedule = config.optimizer, config.schedule
+    OPTIMIZERS.get(optimizer.name, key="optimizer").check_params(
+        optimizer.params, key="optimizer.params"
+    )
+    entry = SCHEDULES.get(schedule.name, key="schedule")
+    entry.check_params(schedule.params, key="schedule.params")
+    weight = torch.zeros(1, requires_grad=True)
+    group = ParameterGroup("weight", optimizer.weight_decay, (weight,))
+    try:
+        build_optimizer(optimizer.name, [group], lr=config.scaled_lr, params=optimizer.params)
+    except ValueError as error:
+        raise UserError("optimizer.params", optimizer.params, str(error)) from error
+    try:
+        entry.build(**schedule.params)
+    except ValueError as error:
+        raise UserError("schedule.params", schedule.params, str(error)) from error
 
 
 def _check_device(config: CellConfig) -> None:

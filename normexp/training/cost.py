@@ -53,7 +53,7 @@ def cost_key(config: CellConfig) -> str:
             [config.optimizer.name, config.optimizer.params],
             [config.micro_batch_size, config.accumulation_steps, config.precision],
             [config.trainer.accelerator, config.trainer.num_threads],
-            [PREDICTION_BATCH_SIZE, NUMERICS_VERSION],
+            [PREDICTION_BATCH_SIZE, NUMERICS_VERSION, config.plugins_sha256],
         ]
     )[:16]
 

@@ -144,6 +144,8 @@ def build_constant() -> Callable[[float], float]:
 @SCHEDULES.register("cosine", ScheduleCard(formula="f + (1 - f) (1 + cos(pi t)) / 2"))
 def build_cosine(*, final_fraction: float = 0.0) -> Callable[[float], float]:
     """Return half a cosine from 1 down to ``final_fraction``, over t in [0, 1]."""
+    if not 0 <= final_fraction <= 1:
+        raise ValueError("final_fraction is a share in [0, 1]")
     return lambda t: final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * t)) / 2
 
 

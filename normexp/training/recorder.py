@@ -40,9 +40,10 @@ class Recorder:
         self._on_progress = on_progress
         self._started = time.monotonic() - wall_s
         self._journal = Journal(folder)
+        self._losses: list[tuple[int, float]] = []
+        self._update = 0
         for row in read_journal(folder):
-            if row.value is not None:
-                self.latest[f"{row.split}/{row.metric}"] = row.value
+            self._follow(row)
 
     @property
     def wall_s(self) -> float:
@@ -69,16 +70,40 @@ class Recorder:
         """
         wall_s = self.wall_s
         epoch = samples / self.num_train
-        self._journal.append(
+        rows = [
             HistoryRow(samples, update, epoch, evaluation, split, metric, value, wall_s)
             for metric, value in values.items()
-        )
+        ]
+        self._journal.append(rows)
+        for row in rows:
+            self._follow(row)
         named = {f"{split}/{metric}": value for metric, value in values.items()}
-        self.latest.update(named)
-        for tracker in self.trackers:
-            tracker.log_metrics({**named, "samples": samples, "epoch": epoch}, step=update)
+        # Trackers have the training loss of every window already.
+        if split != "train" or evaluation is None:
+            for tracker in self.trackers:
+                tracker.log_metrics({**named, "samples": samples, "epoch": epoch}, step=update)
         if self._on_progress is not None:
             self._on_progress(update)
+
+    def mean_train_loss(self) -> float:
+        """Return the mean training loss of the updates since the last evaluation.
+
+        Between two evaluations every arm takes the same samples, to within one update, so unlike
+        the loss of a window this compares.
+        """
+        updates = sum(count for count, _ in self._losses)
+        return sum(count * loss for count, loss in self._losses) / updates
+
+    def _follow(self, row: HistoryRow) -> None:
+        """Take in a row, new or from the journal of an earlier attempt."""
+        if row.value is None:
+            return
+        if row.evaluation is not None:
+            self.latest[f"{row.split}/{row.metric}"] = row.value
+            self._losses.clear()
+        elif row.split == "train":
+            self._losses.append((row.update - self._update, row.value))
+            self._update = row.update
 
     def close(self) -> None:
         """Turn the journal into the history; the journal goes once the summary stands."""

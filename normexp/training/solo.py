@@ -222,7 +222,7 @@ class SoloModule(pl.LightningModule):
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             first = int((~finite).nonzero()[0])
-            update = self.update - len(values) + first + 1
+            update = self.update = self.update - len(values) + first + 1
             raise Diverged(update, f"training loss is {float(values[first])} at update {update}")
         self.recorder.record(
             "train", {"loss": float(values.mean())}, update=self.update, samples=self.samples
@@ -244,6 +244,13 @@ class SoloModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Record the evaluation, weighted by samples."""
         self.evaluation += 1
+        self.recorder.record(
+            "train",
+            {"loss": self.recorder.mean_train_loss()},
+            update=self.update,
+            samples=self.samples,
+            evaluation=self.evaluation,
+        )
         self._record_sums("val")
 
     def on_test_epoch_start(self) -> None:
@@ -332,30 +339,18 @@ class TimedCheckpoint(pl.Callback):
         self._last = time.monotonic()
 
 
-def restore(module: SoloModule, path: Path) -> bool:
+def restore(module: SoloModule, path: Path) -> None:
     """Bring a module and its optimizer to where a checkpoint stands.
 
     Args:
         module: Module with the optimizer of the same configuration.
         path: The checkpoint.
-
-    Returns:
-        False if there is none that can be read.
     """
-    if not path.exists():
-        return False
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:
-        # A power cut can leave a file whose name is on disk and whose content is not; what torch
-        # raises on that is of many kinds. The run starts anew, with the same numbers.
-        path.unlink()
-        return False
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     module.load_state_dict(checkpoint["state_dict"])
     module._optimizer.load_state_dict(checkpoint["optimizer_states"][0])
     module.update = checkpoint["progress"]["update"]
     module.evaluation = checkpoint["progress"]["evaluation"]
-    return True
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from normexp.config.schema import (
     NormConfig,
     OptimizerConfig,
     PlacementConfig,
+    RoleNormConfig,
+    RolesConfig,
     ScheduleConfig,
 )
 from normexp.records import NUMERICS_VERSION, cell_name, hash_of, identity, identity_of, run_id
@@ -26,7 +28,9 @@ from normexp.records import NUMERICS_VERSION, cell_name, hash_of, identity, iden
 CELL = CellConfig(
     data=DataConfig("digits", {"root": "/data", "num_val": 297}),
     model=ModelConfig("cifar_resnet", {"depth": 8, "width": 16}),
-    norm=NormConfig("group_norm", {"num_groups": 8}, {"stem": {"name": "batch_norm"}}),
+    norm=NormConfig(
+        "group_norm", {"num_groups": 8}, RolesConfig(stem=RoleNormConfig("batch_norm"))
+    ),
     placement=PlacementConfig("res_post"),
     optimizer=OptimizerConfig("sgd", 0.1, 5e-4, ["weight"], {"momentum": 0.9}),
     schedule=ScheduleConfig("cosine", 0.1, {"final_fraction": 0.0}),
