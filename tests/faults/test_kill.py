@@ -147,7 +147,7 @@ def test_the_death_of_a_job_is_its_own(conf: Path, undisturbed: Path, tmp_path: 
     (dead,) = [run for run in find_runs(folder) if read_summary(run)["status"] == "failed"]
     summary = read_summary(dead)
     assert summary["reason"] == "the process died of signal 9"
-    assert 0 < summary["totals"]["updates"] < 1000
+    assert 0 < summary["totals"]["updates"] < 1500
     assert summary["run_id"] == read_summary(undisturbed / dead.relative_to(folder))["run_id"]
 
     times = {

@@ -20,7 +20,7 @@ name: tiny
 seeds: [0, 1]
 micro_batch_size: 8
 budget:
-  epochs: 8
+  epochs: 12
 num_evaluations: 3
 data:
   augment:
@@ -33,6 +33,9 @@ experiment:
   grid:
     - norm: [batch_norm, no_norm]
 """.replace("\n# @package", "# @package", 1)
+
+# Of some 300 rows of a run: with fewer it is not about to end.
+MOST_ROWS = 200
 
 # Statistics of the machine's mood, not of the training.
 UNSTEADY = ("wall_s",)
@@ -76,11 +79,14 @@ def statuses(experiment: Path) -> list[str | None]:
 
 
 def has_come_to(experiment: Path, *, ended: int, rows: int) -> bool:
-    """Tell whether so many runs have ended and a further one has so many rows in its journal."""
+    """Tell whether so many runs have ended and another is in its middle, with a checkpoint."""
     runs = find_runs(experiment)
     done = [run for run in runs if (run / "summary.json").exists()]
     training = [run for run in runs if run not in done]
-    return len(done) >= ended and any(len(read_journal(run)) >= rows for run in training)
+    return len(done) >= ended and any(
+        rows <= len(read_journal(run)) <= MOST_ROWS and (run / "checkpoint.ckpt").exists()
+        for run in training
+    )
 
 
 def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 120.0) -> None:
