@@ -46,6 +46,42 @@ def describe_arm(row: pd.Series, factors: Sequence[str]) -> str:
     return f"{row['norm']}, {settings}" if settings else str(row["norm"])
 
 
+def name_arms(frame: pd.DataFrame, factors: Sequence[str], shown: Sequence[str]) -> list[str]:
+    """Return the name of the arm of each row: norm, its parameters, all else that arms differ in.
+
+    Args:
+        frame: Rows with the factors.
+        factors: All factors of the experiment.
+        shown: Factors that the panels and the axis show.
+    """
+    arms = [describe_arm(row, factors) for _, row in frame.iterrows()]
+    rest = [factor for factor in factors if factor not in (*arm_factors(factors), *shown)]
+    return add_differences(frame, arms, rest, shown)
+
+
+def add_differences(
+    frame: pd.DataFrame, labels: Sequence[str], factors: Sequence[str], shown: Sequence[str]
+) -> list[str]:
+    """Return labels with every further factor in which the labelled rows differ.
+
+    A factor that only follows what is ``shown`` is the same for all labels and left out; one
+    that has several values under a label is written with all of them.
+    """
+    names = short_names(factors)
+    extended = list(labels)
+    for factor in factors:
+        values = [show_value(value) for value in frame[factor]]
+        if not _is_different(frame, labels, values, shown):
+            continue
+        by_label: dict[str, list[str]] = {}
+        for label, value in zip(labels, values, strict=True):
+            by_label.setdefault(label, []).append(value)
+        for i, label in enumerate(labels):
+            words = f"{names[factor]}={'/'.join(dict.fromkeys(by_label[label]))}"
+            extended[i] = f"{extended[i]}, {words}" if extended[i] else words
+    return extended
+
+
 def arm_looks(frame: pd.DataFrame) -> dict[object, Look]:
     """Return the look of each arm of a frame with columns ``norm`` and ``arm``, in order."""
     looks: dict[object, Look] = {}
@@ -91,6 +127,22 @@ def score_name(frame: pd.DataFrame) -> str:
 def score_scale(name: str) -> float:
     """Return the factor from a score to its label: 100 for percent."""
     return 1.0 if "/loss" in name else 100.0
+
+
+def _is_different(
+    frame: pd.DataFrame, labels: Sequence[str], values: Sequence[str], shown: Sequence[str]
+) -> bool:
+    """Return whether labels differ in their values at one place, or without a place for it."""
+    overall: dict[str, set[str]] = {}
+    at_place: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for label, value, (_, row) in zip(labels, values, frame.iterrows(), strict=True):
+        place = at_place.setdefault(tuple(show_value(row[name]) for name in shown), {})
+        for known in (overall, place):
+            known.setdefault(label, set()).add(value)
+    if any(len({frozenset(found) for found in place.values()}) > 1 for place in at_place.values()):
+        return True
+    follows = all(len(set().union(*place.values())) == 1 for place in at_place.values())
+    return not follows and len({frozenset(found) for found in overall.values()}) > 1
 
 
 def _is_decided(frame: pd.DataFrame, factor: str, known: Sequence[str]) -> bool:

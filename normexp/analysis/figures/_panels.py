@@ -49,7 +49,8 @@ def draw_panels(
     is_wrapped = len(rows) == 1 and len(columns) > 3
     width = _wrap(len(columns)) if is_wrapped else len(columns)
     height = math.ceil(len(columns) / width) if is_wrapped else len(rows)
-    is_narrow = width == 1 and len(looks) <= 4
+    longest = max(len(str(name)) for name in looks)
+    is_narrow = width == 1 and len(looks) <= 4 and CHARACTER_IN * longest + 0.5 < COLUMN_IN
     width_in = COLUMN_IN if is_narrow else PAGE_IN if width <= 4 else 1.75 * width
     labels = [str(name) for name in looks] + (["diverged runs"] if has_crosses else [])
     num_in_row = _legend_columns(labels, width_in)
@@ -71,7 +72,7 @@ def draw_panels(
     for i, label in enumerate([] if is_wrapped or rows == [""] else rows):
         last = max(j for j, column in enumerate(columns) if (label, column) in used)
         _label_row(grid[i, last], _wrap_text(label, panel_height_in))
-    _show_lowest_ticks(grid)
+    _show_outer_ticks(grid)
     _draw_legend(figure, looks, num_in_row, legend_title, has_crosses)
     return Panels(figure, axes, height, width)
 
@@ -171,12 +172,15 @@ def _wrap_text(text: str, width_in: float) -> str:
     return text if len(text) * CHARACTER_IN < width_in - 0.3 else text.replace(", ", ",\n")
 
 
-def _show_lowest_ticks(grid: Any) -> None:
-    """Label the x axis of the lowest panel of each column, also above an empty place."""
-    for column in grid.T:
-        shown = [axes for axes in column if axes.get_visible()]
-        if shown:
-            shown[-1].tick_params(labelbottom=True)
+def _show_outer_ticks(grid: Any) -> None:
+    """Label the ticks of every panel that has an empty place below it or to its left."""
+    height, width = grid.shape
+    for i in range(height):
+        for j in range(width):
+            if i + 1 == height or not grid[i + 1, j].get_visible():
+                grid[i, j].tick_params(labelbottom=True)
+            if j == 0 or not grid[i, j - 1].get_visible():
+                grid[i, j].tick_params(labelleft=True)
 
 
 def _label_row(axes: Axes, text: str) -> None:

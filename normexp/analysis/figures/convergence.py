@@ -11,9 +11,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from normexp.analysis.aggregate import aggregate_convergence, named_statistics, summary_of
 from normexp.analysis.display import Score, choose_score, is_percent, metric_label
 from normexp.analysis.figures._layout import (
+    add_differences,
     arm_looks,
-    describe_arm,
     describe_panel,
+    name_arms,
     panel_factors,
     score_name,
     score_scale,
@@ -128,12 +129,14 @@ def _label_cells(results: Results) -> pd.DataFrame:
     """Return the cells with panel, arm and line; lines follow the micro-batch if arms do not."""
     cells, factors = results.cells, results.factors
     open_factors = panel_factors(cells, factors, [])
-    arms = [describe_arm(row, factors) for _, row in cells.iterrows()]
+    arms = name_arms(cells, factors, open_factors)
     lines = arms
     if len(set(arms)) == 1 and open_factors:
         key = "micro_batch_size" if "micro_batch_size" in open_factors else open_factors[-1]
         open_factors = [factor for factor in open_factors if factor != key]
-        lines = [describe_panel(row, [key]) for _, row in cells.iterrows()]
+        named = [describe_panel(row, [key]) for _, row in cells.iterrows()]
+        rest = [factor for factor in factors if factor not in (key, *open_factors)]
+        lines = add_differences(cells, named, rest, open_factors)
     panels = split_panels(cells, open_factors).assign(arm=arms, line=lines)
     return panels[["cell", "panel_row", "panel_column", "norm", "arm", "line"]]
 

@@ -10,7 +10,7 @@ from normexp.analysis.aggregate import aggregate_cells, named_statistics, summar
 from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
 from normexp.analysis.figures._layout import (
     arm_looks,
-    describe_arm,
+    name_arms,
     panel_factors,
     score_name,
     score_scale,
@@ -40,7 +40,9 @@ def frame(results: Results) -> pd.DataFrame:
         raise NotApplicable("no run has ended yet")
     score = choose_score(results.metrics, "test")
     factors = results.factors
-    panels = split_panels(cells, panel_factors(cells, factors, ["micro_batch_size"]))
+    open_factors = panel_factors(cells, factors, ["micro_batch_size"])
+    arms = name_arms(cells, factors, ["micro_batch_size", *open_factors])
+    panels = split_panels(cells, open_factors).assign(arm=arms)
     rows = []
     for _, row in panels.iterrows():
         summary = score.convert(summary_of(row, score.metric))
@@ -49,7 +51,7 @@ def frame(results: Results) -> pd.DataFrame:
                 "panel_row": row["panel_row"],
                 "panel_column": row["panel_column"],
                 "norm": row["norm"],
-                "arm": describe_arm(row, factors),
+                "arm": row["arm"],
                 "micro_batch_size": int(row["micro_batch_size"]),
                 **named_statistics(score.name, summary),
                 **{name: int(row[name]) for name in COUNTS},

@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
 from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
 from normexp.analysis.figures._layout import (
+    add_differences,
     arm_factors,
     describe_arm,
+    name_arms,
     score_name,
     score_scale,
 )
@@ -145,17 +147,18 @@ def draw_line(
 def _levels(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one row a cell, one panel an arm."""
     score = choose_score(results.metrics, "test")
+    arms = name_arms(cells, results.factors, ["micro_batch_size"])
     return [
         {
             "panel_row": "",
-            "panel_column": describe_arm(row, results.factors),
+            "panel_column": arm,
             **_place(row),
             **named_statistics(score.name, score.convert(summary_of(row, score.metric))),
             "num_seeds": int(row["num_seeds"]),
             "num_diverged": int(row["num_diverged"]),
             "cell": row["cell"],
         }
-        for _, row in cells.iterrows()
+        for arm, (_, row) in zip(arms, cells.iterrows(), strict=True)
     ]
 
 
@@ -185,7 +188,14 @@ def _pairs(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
                     "cell_subtracted": second["cell"],
                 }
             )
-    return rows
+    known = pd.DataFrame(rows, columns=["micro_batch_size", *others] if not rows else None)
+    named = add_differences(
+        known,
+        [row["panel_column"] for row in rows],
+        [factor for factor in others if factor != "micro_batch_size"],
+        ["micro_batch_size"],
+    )
+    return [{**row, "panel_column": name} for row, name in zip(rows, named, strict=True)]
 
 
 def _name_contrast(first: str, second: str) -> str:
