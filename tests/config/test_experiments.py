@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from normexp.config.choices import conf_dir, list_choices
 from normexp.config.compose import expand_grid, to_cell
 from normexp.data import DATASETS
-from normexp.training.check import check_cell, with_model_placement
+from normexp.training.check import check_cell, resolve_cell
 
 EXPERIMENTS = list_choices("experiment")
 
@@ -44,7 +44,7 @@ def test_every_cell_of_an_experiment_can_be_trained(composed, name):
     jobs, axes = expand_grid(grid, overrides)
     names = set()
     for job in jobs:
-        cell = with_model_placement(to_cell(composed(*job)))
+        cell = resolve_cell(to_cell(composed(*job)))
         names.add(check_cell(cell).cell)
         assert cell.experiment.name == cell.name == name
     assert len(names) == len(jobs), "two cells of the grid are the same"

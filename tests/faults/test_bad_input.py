@@ -32,6 +32,7 @@ BAD_INPUT = [
     ("train norm=group_norm +norm.params.num_gruops=3", "norm.params.num_gruops=3:", "num_groups?"),
     ("train norm=group_norm norm.params.momentum=0.1", "norm.params.momentum=0.1:", "affine"),
     ("train modle=mlp", "modle=mlp: there is no such key; did you mean model?", ""),
+    ("train +budget.epoch=3", "budget.epoch=3: there is no such key; did you mean epochs?", ""),
     ("train data.augment.crop_pad=2", "data.augment.crop_pad=2:", "did you mean crop_padding?"),
     ("train +logger.trackers.wandbb={}", "logger.trackers.wandbb={}: did you mean wandb?", ""),
     # types, and R63: lists where a number belongs
