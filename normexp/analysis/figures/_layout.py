@@ -124,11 +124,6 @@ def score_name(frame: pd.DataFrame) -> str:
     return next(str(name) for name in frame if str(name).endswith("_mean")).removesuffix("_mean")
 
 
-def score_scale(name: str) -> float:
-    """Return the factor from a score to its label: 100 for percent."""
-    return 1.0 if "/loss" in name else 100.0
-
-
 def _is_different(
     frame: pd.DataFrame, labels: Sequence[str], values: Sequence[str], shown: Sequence[str]
 ) -> bool:

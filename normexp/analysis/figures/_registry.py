@@ -23,11 +23,13 @@ class FigureCard:
         frame: Returns the numbers that are drawn, all of them; raises ``NotApplicable``.
         title: What the figure shows, in a few words.
         caption: How to read it: formula of the bars, meaning of every mark.
+        notes: Returns further sentences of the caption, which depend on the numbers drawn.
     """
 
     frame: Callable[[Results], pd.DataFrame]
     title: str
     caption: str
+    notes: Callable[[pd.DataFrame], list[str]] = lambda _: []
 
 
 FIGURES: Registry[FigureCard] = Registry("figure", "normexp.analysis.figures")

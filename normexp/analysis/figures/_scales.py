@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from normexp.analysis.display import metric_label
 from normexp.analysis.figures._panels import Panels
+
+Floats = npt.NDArray[np.float64]
 
 # Means that span more than this are shown on a log axis, else the small ones are one line.
 LOG_FROM_RATIO = 8.0
@@ -38,54 +43,137 @@ def set_log2_axis(axes: Axes, sizes: Iterable[float]) -> None:
     axes.set_xlim(ticks[0] / margin, ticks[-1] * margin)
 
 
-def set_score_axis(
-    panels: Panels, means: pd.Series, *, is_percent: bool, num_cross_rows: int = 0
-) -> str:
-    """Choose a linear or log axis for scores and return the words that tell which.
+@dataclass(frozen=True)
+class ScoreAxis:
+    """The y axis of all panels of a figure, in the unit of its label.
+
+    Attributes:
+        kind: ``linear``, ``log``, or ``symlog``: linear within ``unit`` and log beyond.
+        low: Lower end.
+        high: Where numbers end: intervals are cut here.
+        top: Upper end; crosses stand between ``high`` and it.
+        factor: From the score to the unit of the axis.
+        limit: What the score cannot exceed.
+        unit: Half width of the linear part of ``symlog``.
+        reason: Sentence for the caption: which scale, and why.
+    """
+
+    kind: Literal["linear", "log", "symlog"]
+    low: float
+    high: float
+    top: float
+    factor: float
+    limit: float
+    unit: float
+    reason: str
+
+
+def choose_score_axis(
+    values: Floats, means: Floats, bounds: Floats, *, is_percent: bool, num_cross_rows: int
+) -> ScoreAxis:
+    """Return a linear or log axis whose ends the means and single runs decide.
 
     Args:
-        panels: Where the scores are drawn already.
-        means: All means drawn, in the unit of the axis.
-        is_percent: Whether nothing can lie above 100.
+        values: Means and single runs that are drawn.
+        means: The means alone.
+        bounds: Ends of the intervals.
+        is_percent: Whether scores are fractions shown in percent, so none is beyond 0 and 100.
         num_cross_rows: Rows of crosses that need room at the top.
     """
-    known = means.dropna()
-    is_log = bool(len(known)) and known.min() > 0 and known.max() / known.min() > LOG_FROM_RATIO
-    room = 0.1 * num_cross_rows + (0.04 if num_cross_rows else 0.0)
+    factor, limit = (100.0, 100.0) if is_percent else (1.0, math.inf)
+    values, means, bounds = values * factor, means * factor, bounds * factor
+    room = _room(num_cross_rows)
+    ratio = means.max() / means.min() if len(means) and means.min() > 0 else math.nan
+    if ratio > LOG_FROM_RATIO and values.min() > 0:
+        low, high = values.min() / 1.6, min(values.max() * 1.5, limit)
+        top = high * (high / low) ** (room / (1 - room))
+        reason = f"The vertical axis is logarithmic, as the means span {ratio:.3g}x (more than 8x)."
+        return ScoreAxis("log", low, high, top, factor, limit, 1.0, reason)
+    low, high = _linear_ends(values, bounds, limit if is_percent else 1.0, None)
+    low = max(low, 0.0) if not len(values) or values.min() >= 0 else low
+    high = min(high, limit)
+    why = "the means span no more than 8x" if ratio <= LOG_FROM_RATIO else "a log axis has no zero"
+    reason = f"The vertical axis is linear, as {why}." if len(means) else ""
+    top = high + (high - low) * room / (1 - room)
+    return ScoreAxis("linear", low, high, top, factor, limit, 1.0, reason)
+
+
+def choose_difference_axis(
+    values: Floats, bounds: Floats, *, is_percent: bool, num_cross_rows: int
+) -> ScoreAxis:
+    """Return a linear axis of differences, or one that is logarithmic beyond +-unit."""
+    # One percentage point, or a tenth of a nat: below it a difference is near none.
+    factor, limit, unit = (100.0, 100.0, 1.0) if is_percent else (1.0, math.inf, 0.1)
+    values, bounds = np.append(values * factor, 0.0), bounds * factor
+    room = _room(num_cross_rows)
+    # An interval of a difference is read by whether it holds zero, so it may be far wider.
+    reach = max(2.0 * float(np.abs(values).max()), 5 * unit)
+    low, high = _linear_ends(values, bounds, unit, reach)
+    low, high = max(low, -limit), min(high, limit)
+    if np.abs(values).max() > 10 * unit:
+        low, high = min(low, -unit), max(high, unit)
+        reason = (
+            f"The vertical axis is linear within ±{unit:g} and logarithmic beyond, as the largest "
+            f"difference is above {10 * unit:g}."
+        )
+        top = high * 10 ** (4 * room)
+        return ScoreAxis("symlog", low, high, top, factor, limit, unit, reason)
+    reason = f"The vertical axis is linear, as no difference is above {10 * unit:g}."
+    top = high + (high - low) * room / (1 - room)
+    return ScoreAxis("linear", low, high, top, factor, limit, unit, reason)
+
+
+def set_score_axis(panels: Panels, axis: ScoreAxis) -> None:
+    """Give all panels an axis; where crosses need room above the limit, it ends below them."""
     for axes in panels.axes.values():
-        if is_log:
-            low, high = known.min() / 1.6, known.max() * 1.5
+        if axis.kind == "log":
             axes.set_yscale("log", nonpositive="clip")
-            axes.set_ylim(low, high * (high / low) ** (room / (1 - room)))
-            _set_ticks(axes, [t for t in _decades() if not (is_percent and t > 100)])
-        else:
-            low, high = axes.get_ylim()
-            low = max(low, 0.0) if len(known) and known.min() >= 0 else low
-            axes.set_ylim(low, high + (high - low) * room / (1 - room))
-    return ", log scale" if is_log else ""
+            _set_ticks(axes, [tick for tick in _decades() if tick <= axis.limit])
+        elif axis.kind == "symlog":
+            axes.set_yscale("symlog", linthresh=axis.unit, linscale=0.6)
+            sizes = [t for t in _decades() if axis.unit * 0.99 <= t <= axis.limit]
+            _set_ticks(axes, sorted([*sizes, 0.0, *(-size for size in sizes)]))
+        elif axis.top > axis.limit:
+            ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(axis.low, axis.high)
+            _set_ticks(axes, [tick for tick in ticks if axis.low <= tick <= axis.high])
+        axes.set_ylim(axis.low, axis.top)
+        if axis.top > axis.limit:
+            axes.spines["left"].set_bounds(axis.low, axis.high)
 
 
-def set_difference_axis(
-    panels: Panels, means: pd.Series, *, unit: float, limit: float, num_cross_rows: int
-) -> str:
-    """Choose a linear axis or one that is logarithmic beyond +-unit, and return its words."""
-    largest = float(means.abs().max())
-    is_log = largest > 10 * unit
-    room = 0.1 * num_cross_rows + (0.04 if num_cross_rows else 0.0)
-    low, high = next(iter(panels.axes.values())).get_ylim()
-    for axes in panels.axes.values():
-        axes.axhline(0.0, color="#666666", linewidth=0.8, zorder=0.5)
-        if is_log:
-            axes.set_yscale("symlog", linthresh=unit, linscale=0.6)
-            ticks = [
-                sign * t for t in _decades() for sign in (-1, 1) if unit * 0.99 <= t <= limit * 1.01
-            ]
-            _set_ticks(axes, sorted([*ticks, 0.0]))
-            low, high = min(low, -unit), max(high, unit)
-            axes.set_ylim(low, high * 10 ** (4 * room))
-        else:
-            axes.set_ylim(low, high + (high - low) * room / (1 - room))
-    return f"log scale beyond ±{unit:g}" if is_log else ""
+def score_label(name: str, axis: ScoreAxis) -> str:
+    """Return the label of an axis: score, unit, and the scale where it is not linear."""
+    return metric_label(name) + (", log scale" if axis.kind == "log" else "")
+
+
+def _room(num_cross_rows: int) -> float:
+    """Return the share of a panel's height that rows of crosses need."""
+    return 0.1 * num_cross_rows + 0.04 if num_cross_rows else 0.0
+
+
+def _linear_ends(
+    values: Floats, bounds: Floats, usual: float, reach: float | None
+) -> tuple[float, float]:
+    """Return the ends of a linear axis.
+
+    Args:
+        values: Means and single runs: all are inside.
+        bounds: Ends of intervals: they widen the axis by ``reach`` at most.
+        usual: Upper end when there is no value at all.
+        reach: Half the largest value if None.
+    """
+    if not len(values):
+        return 0.0, usual
+    lowest, highest = float(values.min()), float(values.max())
+    largest = max(abs(lowest), abs(highest))
+    margin = 0.08 * (highest - lowest or largest or usual)
+    reach = max(0.5 * largest if reach is None else reach, margin)
+    low, high = lowest - margin, highest + margin
+    if len(bounds):
+        edge = 0.3 * margin
+        low = min(low, max(float(bounds.min()) - edge, lowest - reach))
+        high = max(high, min(float(bounds.max()) + edge, highest + reach))
+    return low, high
 
 
 def _decades() -> list[float]:

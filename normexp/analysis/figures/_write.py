@@ -62,6 +62,7 @@ def write_figures(
             continue
         with use_style():
             files = render(entry.build(data))
+        caption = " ".join([caption, *filter(None, entry.card.notes(data))])
         paths = {}
         for suffix, content in {**files, "csv": render_csv(data).encode()}.items():
             paths[suffix] = folder / f"{name}.{suffix}"

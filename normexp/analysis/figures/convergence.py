@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from normexp.analysis.aggregate import aggregate_convergence, named_statistics, summary_of
-from normexp.analysis.display import Score, choose_score, is_percent, metric_label
+from normexp.analysis.display import Score, choose_score, is_percent
+from normexp.analysis.figures._intervals import (
+    MAX_BANDS,
+    curve_runs,
+    draw_uncertainty,
+    draw_whole,
+    interval_notes,
+    shown_bounds,
+    shown_values,
+    write_runs,
+)
 from normexp.analysis.figures._layout import (
     add_differences,
     arm_looks,
@@ -17,12 +26,16 @@ from normexp.analysis.figures._layout import (
     name_arms,
     panel_factors,
     score_name,
-    score_scale,
     split_panels,
 )
 from normexp.analysis.figures._panels import crossed_lines, draw_crosses, draw_panels, label_axes
 from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
-from normexp.analysis.figures._scales import set_score_axis
+from normexp.analysis.figures._scales import (
+    ScoreAxis,
+    choose_score_axis,
+    score_label,
+    set_score_axis,
+)
 from normexp.analysis.figures._style import Look, level_looks
 from normexp.analysis.load import Results
 
@@ -42,6 +55,7 @@ def frame(results: Results) -> pd.DataFrame:
     if points.empty or score.metric not in metrics:
         raise NotApplicable("no completed run has a validation curve")
     cells = _label_cells(results).set_index("cell")
+    runs = curve_runs(results, score)
     rows = []
     for _, point in points.iterrows():
         summary = score.convert(summary_of(point, score.metric))
@@ -52,6 +66,9 @@ def frame(results: Results) -> pd.DataFrame:
                 "evaluation": int(point["evaluation"]),
                 "samples": int(point["samples"]),
                 **named_statistics(score.name, summary),
+                f"{score.name}_runs": write_runs(
+                    runs.get((point["cell"], int(point["evaluation"])), {})
+                ),
                 "num_completed": int(point["num_completed"]),
                 "num_diverged": 0,
                 "cell": point["cell"],
@@ -65,6 +82,38 @@ def frame(results: Results) -> pd.DataFrame:
     )
 
 
+def score_axis(data: pd.DataFrame) -> ScoreAxis:
+    """Return the axis of the score of a frame."""
+    name = score_name(data)
+    return choose_score_axis(
+        shown_values(data, name),
+        data[f"{name}_mean"].dropna().to_numpy(dtype=float),
+        shown_bounds(data, name),
+        is_percent=is_percent(name),
+        num_cross_rows=len(crossed_lines(data, "line")),
+    )
+
+
+def has_bands(data: pd.DataFrame) -> bool:
+    """Return whether so few lines share each panel that their bands can be told apart."""
+    means = data[data["kind"] == "mean"]
+    lines = means.groupby(["panel_row", "panel_column"])["line"].nunique()
+    return bool(lines.max() <= MAX_BANDS)
+
+
+def notes(data: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption that depend on the frame."""
+    marks = (
+        "Intervals are bands."
+        if has_bands(data)
+        else "Intervals are bars, and lines are set apart sideways by a little, as more than "
+        f"{MAX_BANDS} share a panel."
+    )
+    name = score_name(data)
+    is_any = len(shown_bounds(data, name)) > 0
+    return [*([marks] if is_any else []), *interval_notes(data, name, score_axis(data))]
+
+
 @FIGURES.register(
     "convergence",
     FigureCard(
@@ -76,20 +125,25 @@ def frame(results: Results) -> pd.DataFrame:
             "Crosses stand where diverged runs ended and count them, of all runs of their cell; "
             "they are in no mean."
         ),
+        notes=notes,
     ),
 )
 def plot(data: pd.DataFrame) -> Figure:
     """Return the figure of a frame: one curve an arm, one panel for each other setting."""
     name = score_name(data)
-    scale = score_scale(name)
+    axis = score_axis(data)
     is_by_norm = data["line"].equals(data["arm"])
     looks = arm_looks(data) if is_by_norm else level_looks(dict.fromkeys(data["line"]))
     crossed = crossed_lines(data, "line")
     panels = draw_panels(data, looks, panel_height_in=1.6, has_crosses=bool(crossed))
+    is_band = has_bands(data)
+    # Bars of many lines at the same samples would hide each other.
+    step = 0.0 if is_band else 0.006 * float(data["samples"].max())
     for (row, column), axes in panels.axes.items():
         part = data[(data["panel_row"] == row) & (data["panel_column"] == column)]
-        for line, look in looks.items():
-            draw_curve(axes, part[part["line"] == line], name, scale, look)
+        for i, (line, look) in enumerate(looks.items()):
+            shift = step * (i - (len(looks) - 1) / 2)
+            draw_curve(axes, part[part["line"] == line], name, axis, look, shift, is_band)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     draw_crosses(
@@ -99,30 +153,29 @@ def plot(data: pd.DataFrame) -> Figure:
         looks,
         "line",
     )
-    scale_words = set_score_axis(
-        panels,
-        data[f"{name}_mean"] * scale,
-        is_percent=is_percent(name),
-        num_cross_rows=len(crossed),
-    )
-    label_axes(panels, "training samples seen", metric_label(name) + scale_words)
+    set_score_axis(panels, axis)
+    label_axes(panels, "training samples seen", score_label(name, axis))
     return panels.figure
 
 
-def draw_curve(axes: Axes, part: pd.DataFrame, name: str, scale: float, look: Look) -> None:
-    """Draw one curve with its band."""
+def draw_curve(
+    axes: Axes,
+    part: pd.DataFrame,
+    name: str,
+    axis: ScoreAxis,
+    look: Look,
+    shift: float,
+    is_band: bool,
+) -> None:
+    """Draw one curve with its band or bars."""
     curve = part[part["kind"] == "mean"].sort_values("evaluation")
     # Going on with fewer runs would show who is left, not how training goes.
     is_whole = (curve[f"{name}_n"] == curve["num_completed"]).cumprod().astype(bool)
     curve = curve[is_whole]
-    mean, low, high = (
-        curve[f"{name}_{statistic}"].to_numpy(dtype=float) * scale
-        for statistic in ("mean", "ci95_low", "ci95_high")
-    )
-    x = curve["samples"].to_numpy(dtype=float)
-    axes.plot(x, mean, **{**look.line(), "markersize": 3})
-    if np.isfinite(low).any():
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
+    x = curve["samples"].to_numpy(dtype=float) + shift
+    mean = curve[f"{name}_mean"].to_numpy(dtype=float) * axis.factor
+    draw_whole(axes, x, mean, **{**look.line(), "markersize": 3})
+    draw_uncertainty(axes, x, curve, name, look, axis, is_band=is_band)
 
 
 def _label_cells(results: Results) -> pd.DataFrame:

@@ -7,18 +7,33 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
-from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
+from normexp.analysis.display import choose_score, is_percent, show_value
+from normexp.analysis.figures._intervals import (
+    draw_uncertainty,
+    draw_whole,
+    final_runs,
+    interval_notes,
+    shown_bounds,
+    shown_values,
+    write_runs,
+)
 from normexp.analysis.figures._layout import (
     arm_looks,
     name_arms,
     panel_factors,
     score_name,
-    score_scale,
     split_panels,
 )
 from normexp.analysis.figures._panels import crossed_lines, draw_crosses, draw_panels, label_axes
 from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
-from normexp.analysis.figures._scales import set_log2_axis, set_score_axis, shift_of
+from normexp.analysis.figures._scales import (
+    ScoreAxis,
+    choose_score_axis,
+    score_label,
+    set_log2_axis,
+    set_score_axis,
+    shift_of,
+)
 from normexp.analysis.figures._style import Look
 from normexp.analysis.load import Results
 
@@ -43,6 +58,7 @@ def frame(results: Results) -> pd.DataFrame:
     open_factors = panel_factors(cells, factors, ["micro_batch_size"])
     arms = name_arms(cells, factors, ["micro_batch_size", *open_factors])
     panels = split_panels(cells, open_factors).assign(arm=arms)
+    runs = final_runs(results, score)
     rows = []
     for _, row in panels.iterrows():
         summary = score.convert(summary_of(row, score.metric))
@@ -54,11 +70,29 @@ def frame(results: Results) -> pd.DataFrame:
                 "arm": row["arm"],
                 "micro_batch_size": int(row["micro_batch_size"]),
                 **named_statistics(score.name, summary),
+                f"{score.name}_runs": write_runs(runs[row["cell"]]),
                 **{name: int(row[name]) for name in COUNTS},
                 "cell": row["cell"],
             }
         )
     return pd.DataFrame(rows)
+
+
+def score_axis(data: pd.DataFrame) -> ScoreAxis:
+    """Return the axis of the score of a frame."""
+    name = score_name(data)
+    return choose_score_axis(
+        shown_values(data, name),
+        data[f"{name}_mean"].dropna().to_numpy(dtype=float),
+        shown_bounds(data, name),
+        is_percent=is_percent(name),
+        num_cross_rows=len(crossed_lines(data, "arm")),
+    )
+
+
+def notes(data: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption that depend on the frame."""
+    return interval_notes(data, score_name(data), score_axis(data))
 
 
 @FIGURES.register(
@@ -71,12 +105,13 @@ def frame(results: Results) -> pd.DataFrame:
             "(Student's t). A cross at the top counts diverged runs of all runs of the cell: they "
             "are in no mean. The arms of one micro-batch are set apart sideways by a little."
         ),
+        notes=notes,
     ),
 )
 def plot(data: pd.DataFrame) -> Figure:
     """Return the figure of a frame: one line an arm, one panel for each other setting."""
     name = score_name(data)
-    scale = score_scale(name)
+    axis = score_axis(data)
     looks = arm_looks(data)
     crossed = crossed_lines(data, "arm")
     panels = draw_panels(data, looks, panel_height_in=1.9, has_crosses=bool(crossed))
@@ -85,7 +120,7 @@ def plot(data: pd.DataFrame) -> Figure:
     for (row, column), axes in panels.axes.items():
         part = data[(data["panel_row"] == row) & (data["panel_column"] == column)]
         for arm, look in looks.items():
-            draw_arm(axes, part[part["arm"] == arm], name, scale, shifts[arm], look)
+            draw_arm(axes, part[part["arm"] == arm], name, axis, shifts[arm], look)
         set_log2_axis(axes, sizes)
     draw_crosses(
         panels,
@@ -97,23 +132,16 @@ def plot(data: pd.DataFrame) -> Figure:
         looks,
         "arm",
     )
-    scale_words = set_score_axis(
-        panels,
-        data[f"{name}_mean"] * scale,
-        is_percent=is_percent(name),
-        num_cross_rows=len(crossed),
-    )
-    label_axes(panels, "micro-batch (samples)", metric_label(name) + scale_words)
+    set_score_axis(panels, axis)
+    label_axes(panels, "micro-batch (samples)", score_label(name, axis))
     return panels.figure
 
 
 def draw_arm(
-    axes: Axes, part: pd.DataFrame, name: str, scale: float, shift: float, look: Look
+    axes: Axes, part: pd.DataFrame, name: str, axis: ScoreAxis, shift: float, look: Look
 ) -> None:
     """Draw one line with its bars."""
     ordered = part.sort_values("micro_batch_size")
-    mean = ordered[f"{name}_mean"] * scale
-    below = (mean - ordered[f"{name}_ci95_low"] * scale).fillna(0.0)
-    above = (ordered[f"{name}_ci95_high"] * scale - mean).fillna(0.0)
     x = ordered["micro_batch_size"] * shift
-    axes.errorbar(x, mean, yerr=[below, above], elinewidth=0.9, **look.line())
+    draw_whole(axes, x, ordered[f"{name}_mean"] * axis.factor, **look.line())
+    draw_uncertainty(axes, x, ordered, name, look, axis)

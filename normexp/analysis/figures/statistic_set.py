@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -9,17 +10,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
-from normexp.analysis.display import choose_score, is_percent, metric_label, show_value
+from normexp.analysis.display import choose_score, is_percent, show_value
+from normexp.analysis.figures._intervals import (
+    MIN_RUNS,
+    draw_uncertainty,
+    draw_whole,
+    final_runs,
+    interval_notes,
+    shown_bounds,
+    shown_values,
+    write_runs,
+)
 from normexp.analysis.figures._layout import (
     add_differences,
     arm_factors,
     describe_arm,
     name_arms,
     score_name,
-    score_scale,
 )
 from normexp.analysis.figures._panels import (
-    Panels,
     crossed_lines,
     draw_crosses,
     draw_panels,
@@ -27,7 +36,10 @@ from normexp.analysis.figures._panels import (
 )
 from normexp.analysis.figures._registry import FIGURES, FigureCard, NotApplicable
 from normexp.analysis.figures._scales import (
-    set_difference_axis,
+    ScoreAxis,
+    choose_difference_axis,
+    choose_score_axis,
+    score_label,
     set_log2_axis,
     set_score_axis,
     shift_of,
@@ -61,6 +73,28 @@ def frame(results: Results) -> pd.DataFrame:
     return data
 
 
+def score_axis(data: pd.DataFrame) -> ScoreAxis:
+    """Return the axis of the score or difference of a frame."""
+    name = score_name(data)
+    base = name.removesuffix("_difference")
+    values, bounds = shown_values(data, name), shown_bounds(data, name)
+    crosses = len(crossed_lines(data, "micro_batch_size"))
+    percent = is_percent(base)
+    if base != name:
+        return choose_difference_axis(values, bounds, is_percent=percent, num_cross_rows=crosses)
+    means = data[f"{name}_mean"].dropna().to_numpy(dtype=float)
+    return choose_score_axis(values, means, bounds, is_percent=percent, num_cross_rows=crosses)
+
+
+def notes(data: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption that depend on the frame."""
+    name = score_name(data)
+    found = interval_notes(data, name, score_axis(data))
+    if name.endswith("_difference") and (data[f"{name}_n"] < MIN_RUNS).any():
+        found.append("A single run of a pair is the difference of its two runs of one seed.")
+    return found
+
+
 @FIGURES.register(
     "statistic_set",
     FigureCard(
@@ -72,12 +106,13 @@ def frame(results: Results) -> pd.DataFrame:
             "t for a mean. Lines join the averages of the points at one M. A cross at the top "
             "counts diverged runs of all runs of the cell or pair: they are in no mean."
         ),
+        notes=notes,
     ),
 )
 def plot(data: pd.DataFrame) -> Figure:
     """Return the figure of a frame: one line a micro-batch, one panel a norm or contrast."""
     name = score_name(data)
-    scale = score_scale(name)
+    axis = score_axis(data)
     looks = level_looks(sorted(set(data["micro_batch_size"])))
     crossed = crossed_lines(data, "micro_batch_size")
     panels = draw_panels(
@@ -93,7 +128,7 @@ def plot(data: pd.DataFrame) -> Figure:
         part = data[data["panel_column"] == column]
         for size, look in looks.items():
             points = part[part["micro_batch_size"] == size]
-            draw_line(axes, points, name, scale, shifts[size], look)
+            draw_line(axes, points, name, axis, shifts[size], look)
         set_log2_axis(axes, sizes)
     draw_crosses(
         panels,
@@ -105,41 +140,33 @@ def plot(data: pd.DataFrame) -> Figure:
         looks,
         "micro_batch_size",
     )
-    label = _finish_score_axis(panels, data, name, scale, len(crossed))
-    label_axes(panels, "smallest statistic set M (elements)", label)
+    set_score_axis(panels, axis)
+    if name.endswith("_difference"):
+        for axes in panels.axes.values():
+            axes.axhline(0.0, color="#666666", linewidth=0.8, zorder=0.5)
+    label_axes(panels, "smallest statistic set M (elements)", _label_score(name, axis))
     return panels.figure
 
 
-def _finish_score_axis(
-    panels: Panels, data: pd.DataFrame, name: str, scale: float, num_cross_rows: int
-) -> str:
-    """Set the scale of the score and return its label."""
+def _label_score(name: str, axis: ScoreAxis) -> str:
+    """Return the label of the score or difference."""
     base = name.removesuffix("_difference")
-    means = data[f"{name}_mean"] * scale
     if base == name:
-        percent = is_percent(name)
-        words = set_score_axis(panels, means, is_percent=percent, num_cross_rows=num_cross_rows)
-        return metric_label(name) + words
-    # One percentage point, or a tenth of a nat: below it a difference is near none.
-    unit = 1.0 if is_percent(base) else 0.1
-    words = set_difference_axis(
-        panels, means, unit=unit, limit=100 * unit, num_cross_rows=num_cross_rows
-    )
-    quantity = base.replace("/", " ")
-    units = ["percentage points" if is_percent(base) else "nats", *([words] if words else [])]
-    return f"{quantity}: {FIRST} - {SECOND}\n({', '.join(units)})"
+        return score_label(name, axis)
+    units = ["percentage points" if is_percent(base) else "nats"]
+    if axis.kind == "symlog":
+        units.append(f"log scale beyond ±{axis.unit:g}")
+    return f"{base.replace('/', ' ')}: {FIRST} - {SECOND}\n({', '.join(units)})"
 
 
 def draw_line(
-    axes: Axes, points: pd.DataFrame, name: str, scale: float, shift: float, look: Look
+    axes: Axes, points: pd.DataFrame, name: str, axis: ScoreAxis, shift: float, look: Look
 ) -> None:
     """Draw the points of one micro-batch with bars, and a line through their averages."""
     x = points["min_statistic_set"].astype(float) * shift
-    mean = points[f"{name}_mean"] * scale
-    below = (mean - points[f"{name}_ci95_low"] * scale).fillna(0.0)
-    above = (points[f"{name}_ci95_high"] * scale - mean).fillna(0.0)
-    style = {**look.line(), "linestyle": "none"}
-    axes.errorbar(x, mean, yerr=[below, above], elinewidth=0.9, **style)
+    mean = points[f"{name}_mean"] * axis.factor
+    draw_whole(axes, x, mean, **{**look.line(), "linestyle": "none"})
+    draw_uncertainty(axes, x, points, name, look, axis)
     joined = mean.groupby(x).mean().dropna()
     axes.plot(joined.index, joined.to_numpy(), color=look.colour, linestyle=look.dashes)
 
@@ -147,6 +174,7 @@ def draw_line(
 def _levels(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one row a cell, one panel an arm."""
     score = choose_score(results.metrics, "test")
+    runs = final_runs(results, score)
     arms = name_arms(cells, results.factors, ["micro_batch_size"])
     return [
         {
@@ -154,6 +182,7 @@ def _levels(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
             "panel_column": arm,
             **_place(row),
             **named_statistics(score.name, score.convert(summary_of(row, score.metric))),
+            f"{score.name}_runs": write_runs(runs[row["cell"]]),
             "num_seeds": int(row["num_seeds"]),
             "num_diverged": int(row["num_diverged"]),
             "cell": row["cell"],
@@ -167,6 +196,7 @@ def _pairs(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
     score = choose_score(results.metrics, "test")
     arms = arm_factors(results.factors)
     others = [factor for factor in results.factors if factor not in arms]
+    runs = final_runs(results, score)
     rows = []
     for _, first in cells[cells["norm"] == FIRST].iterrows():
         key = [show_value(first[factor]) for factor in others]
@@ -182,6 +212,9 @@ def _pairs(results: Results, cells: pd.DataFrame) -> list[dict[str, Any]]:
                     **_place(first),
                     **{factor: first[factor] for factor in others},
                     **_difference(f"{score.name}_difference", *summaries),
+                    f"{score.name}_difference_runs": write_runs(
+                        _subtract(runs[first["cell"]], runs[second["cell"]])
+                    ),
                     "num_seeds": int(first["num_seeds"]) + int(second["num_seeds"]),
                     "num_diverged": int(first["num_diverged"]) + int(second["num_diverged"]),
                     "cell": first["cell"],
@@ -208,6 +241,7 @@ def _difference(name: str, first: Summary, second: Summary) -> dict[str, Any]:
     """Return mean and interval of a difference as columns, with both n."""
     welch = compute_welch_difference(first, second)
     return {
+        f"{name}_n": welch.n,
         f"{name}_mean": welch.mean,
         f"{name}_sem": welch.std,
         f"{name}_ci95_low": welch.ci95_low,
@@ -215,6 +249,11 @@ def _difference(name: str, first: Summary, second: Summary) -> dict[str, Any]:
         f"n_{FIRST}": first.n,
         f"n_{SECOND}": second.n,
     }
+
+
+def _subtract(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
+    """Return the differences of the seeds that both have."""
+    return {seed: first[seed] - second[seed] for seed in first if seed in second}
 
 
 def _place(row: pd.Series) -> dict[str, Any]:
