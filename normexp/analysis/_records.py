@@ -143,7 +143,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = store.read_json(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:  # a damaged record is a UserError already, and names its file
         raise UserError(str(path), type(error).__name__, f"a JSON record; {error}") from error
     if not isinstance(content, dict):
         raise UserError(str(path), type(content).__name__, "a JSON object")
@@ -156,7 +156,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(str(path), type(error).__name__, "a YAML configuration") from error
     return content if isinstance(content, dict) else {}
 

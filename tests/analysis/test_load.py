@@ -9,6 +9,7 @@ from experiment_folder import ExperimentFolder
 
 from normexp.analysis import load_results
 from normexp.errors import UserError
+from normexp.records.store import read_json
 
 Make = Callable[..., ExperimentFolder]
 
@@ -147,3 +148,24 @@ def test_a_cell_twice_in_the_plan_is_refused(make_experiment: Make) -> None:
     folder.add_cell("a-1", {"norm": "group_norm"})
     with pytest.raises(UserError, match="each cell once"):
         load_results(folder.path)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "environment.json"])
+def test_a_damaged_record_is_told_once_and_as_the_store_tells_it(
+    two_norms: ExperimentFolder, name: str
+) -> None:
+    path = two_norms.run_dir("batch_norm-aaaaaaaa", 1) / name
+    path.write_text("{")
+    with pytest.raises(UserError) as store_error:
+        read_json(path)
+    with pytest.raises(UserError) as load_error:
+        load_results(two_norms.path)
+    assert str(load_error.value) == str(store_error.value)
+    assert str(load_error.value).count(str(path)) == 1
+
+
+def test_a_configuration_that_is_no_text_is_named(two_norms: ExperimentFolder) -> None:
+    path = two_norms.run_dir("batch_norm-aaaaaaaa", 1) / "config.yaml"
+    path.write_bytes(b"norm: \xff")
+    with pytest.raises(UserError, match="a YAML configuration"):
+        load_results(two_norms.path)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -13,6 +13,8 @@ from normexp.analysis.statistics import Summary, compute_welch_difference, summa
 # With 2 degrees of freedom t has a closed form: (2p - 1) sqrt(2 / (1 - (2p - 1)^2)), 4.302653.
 T2 = 0.95 * math.sqrt(2 / (1 - 0.95**2))
 finite = st.floats(-1e6, 1e6)
+# Far below 1e-80 the squares of variances in scipy's own formula are no longer numbers.
+ordinary = finite.filter(lambda x: x == 0.0 or abs(x) > 1e-60)
 
 
 def test_three_values_by_hand() -> None:
@@ -53,9 +55,10 @@ def test_order_changes_no_digit(values: list[float], random: object) -> None:
 
 
 @given(
-    st.lists(finite, min_size=2, max_size=8, unique=True),
-    st.lists(finite, min_size=2, max_size=8, unique=True),
+    st.lists(ordinary, min_size=2, max_size=8, unique=True),
+    st.lists(ordinary, min_size=2, max_size=8, unique=True),
 )
+@example([0.0, 1e-59], [0.0, 1e-59])
 def test_welch_interval_is_that_of_scipy(first: list[float], second: list[float]) -> None:
     ours = compute_welch_difference(summarize(first), summarize(second))
     with np.errstate(all="ignore"):
