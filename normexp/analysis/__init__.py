@@ -6,5 +6,6 @@ from normexp.analysis.console import print_summary
 from normexp.analysis.figures import FIGURES
 from normexp.analysis.load import Results, load_results
 from normexp.analysis.report import write_report
+from normexp.analysis.request import check_request
 
-__all__ = ["FIGURES", "Results", "load_results", "print_summary", "write_report"]
+__all__ = ["FIGURES", "Results", "check_request", "load_results", "print_summary", "write_report"]

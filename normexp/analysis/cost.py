@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
 
 from normexp.analysis._records import MEMORY, TIMINGS
-from normexp.analysis.display import show_number, show_spread
+from normexp.analysis.display import show_number, show_spread, show_value
 from normexp.analysis.load import Results
 
 MIB = 1024.0**2
 # Conditions that differ by what was measured or when, not by how.
-UNREMARKABLE = ("measured_at",)
+UNREMARKABLE = ("measured_at", "foreign_cpu_share")
+# Other processes make times longer, not memory larger.
+ONLY_OF_TIME = ("is_alone",)
+IS_ALONE, FOREIGN_SHARE = "conditions.is_alone", "conditions.foreign_cpu_share"
 NOT_MEASURED = "Cost was not measured: no cell has a cost.json."
 
 
@@ -58,7 +62,8 @@ def aggregate_memory(results: Results) -> pd.DataFrame:
         row |= {
             name: cost[name]
             for name in results.costs.columns
-            if name in ("conditions.device", "conditions.precision", "conditions.memory_format")
+            if name.removeprefix("conditions.")
+            in ("device", "precision", "memory_format", "is_deterministic")
         }
         rows.append(
             {**row, "micro_batch_size_measured": cost["micro_batch_size"]} | {"cell": cost["cell"]}
@@ -79,6 +84,7 @@ def show_timing(row: pd.Series) -> dict[str, str]:
         "prediction (ms)": show_spread(row, "prediction_ms"),
         "samples/s": show_number(float(f"{row['samples_per_s']:.3g}")),
         "training (s, estimated)": show_number(row["train_s_estimated"], digits=3),
+        "notes": _describe_company(row),
     }
 
 
@@ -99,9 +105,13 @@ def timing_caption(results: Results) -> str:
     sizes = sorted({int(size) for size in results.costs["prediction_batch_size"].dropna()})
     batch = f" of {sizes[0]} samples" if len(sizes) == 1 else ""
     return (
-        "Median [lower, upper quartile] of windows, measured apart from training with nothing "
-        f"else running; prediction is one batch{batch}; training is the median update times the "
-        f"updates, evaluation not included. {conditions_text(results)}"
+        "Median [lower, upper quartile] of timed windows, measured apart from training"
+        f"{_claim_of_company(results)}. Forward and forward+backward: one micro-batch. Update: all "
+        f"its micro-batches and the optimizer's step. Prediction: one batch{batch}, in eval mode. "
+        "Samples/s: the effective batch over the median update. Training (s, estimated): what one "
+        "run would take by its updates alone, that is the median update times the updates of a "
+        "completed run, without evaluation and without preparing the data; '-' where no run "
+        f"completed. {conditions_text(results)}"
     )
 
 
@@ -111,18 +121,33 @@ def memory_caption(results: Results) -> str:
         return NOT_MEASURED
     return (
         "1 MiB is 1024 x 1024 bytes. Saved for backward: bytes that the forward pass of one "
-        "micro-batch keeps; '-' where the device does not count. " + conditions_text(results)
+        "micro-batch keeps; '-' where the device does not count. "
+        + conditions_text(results, without=ONLY_OF_TIME)
     )
 
 
-def conditions_text(results: Results) -> str:
+def warn_of_company(results: Results) -> str:
+    """Return a warning if times were measured beside other processes, empty if not."""
+    rows = [row for _, row in results.costs.iterrows() if _describe_company(row)]
+    if not rows:
+        return ""
+    shares = [float(row[FOREIGN_SHARE]) for row in rows if not pd.isna(row.get(FOREIGN_SHARE))]
+    used = f" (up to {100 * max(shares):.0f}% of the cores)" if shares else ""
+    return (
+        f"Time was not measured alone in {len(rows)} of {len(results.costs)} measured cells: other "
+        f"processes ran beside it{used}. Times of these cells may be too long; the notes in the "
+        "table of times mark them."
+    )
+
+
+def conditions_text(results: Results, *, without: Collection[str] = ()) -> str:
     """Return the conditions that all cells share, and a warning for those that differ."""
     names = [name for name in results.costs.columns if name.startswith("conditions.")]
     same, mixed = [], []
     for name in names:
         word = name.removeprefix("conditions.")
-        values = results.costs[name].dropna().astype(str).unique()
-        if word in UNREMARKABLE or not len(values):
+        values = results.costs[name].dropna().map(show_value).unique()
+        if word in UNREMARKABLE or word in without or not len(values):
             continue
         if len(values) == 1:
             same.append(f"{word} {values[0]}")
@@ -132,6 +157,31 @@ def conditions_text(results: Results) -> str:
     if mixed:
         text += f" MIXED, so rows do not compare: {', '.join(mixed)}."
     return text.strip()
+
+
+def _describe_company(row: pd.Series) -> str:
+    """Return the note of a row that was timed beside other processes, empty for the others."""
+    is_alone, share = row.get(IS_ALONE), row.get(FOREIGN_SHARE)
+    # A record that does not say is not accused.
+    if is_alone is None or is_alone:
+        return ""
+    used = "other processes used"
+    if pd.isna(share):
+        return f"not alone: how much {used} is not known"
+    return f"not alone: {used} {100 * float(share):.0f}% of the cores"
+
+
+def _claim_of_company(results: Results) -> str:
+    """Return what can be said of all rows on other processes beside the measurement."""
+    found = list(results.costs.get(IS_ALONE, [None]))
+    if False in found:
+        return ", but not always with nothing else running (see the notes)"
+    if None in found:
+        return "; whether anything else ran beside it is not known"
+    shares = [float(share) for share in results.costs.get(FOREIGN_SHARE, ()) if not pd.isna(share)]
+    percent = f"{100 * max(shares, default=0.0):.0f}%"
+    most = f" (other processes used at most {percent} of the cores)" if shares else ""
+    return f" with nothing else running{most}"
 
 
 def _updates_of(results: Results, cell: str) -> int | None:

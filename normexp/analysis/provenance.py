@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from normexp.analysis import cost
 from normexp.analysis.aggregate import mixed_conditions
 from normexp.analysis.display import ABSENT, short_names, show_number, show_value
 from normexp.analysis.figures import WrittenFigure
 from normexp.analysis.load import STATUSES, Results
 from normexp.analysis.render import Table
+from normexp.analysis.selection import explain_no_selection
 
 # Fewer seeds give intervals so wide, and so dependent on normality, that they say little.
 FEW_SEEDS = 5
@@ -60,6 +62,9 @@ def list_warnings(results: Results) -> list[str]:
         )
     if results.runs["is_dirty"].eq(True).any():
         warnings.append("Some runs were made with uncommitted changes in the code.")
+    company = cost.warn_of_company(results)
+    if company:
+        warnings.append(company)
     if results.extra_runs:
         shown = ", ".join(results.extra_runs[:5]) + (", ..." if len(results.extra_runs) > 5 else "")
         warnings.append(
@@ -153,6 +158,9 @@ def list_not_measured(results: Results, figures: Sequence[WrittenFigure]) -> lis
             )
         if costs["peak_allocated_bytes"].isna().all():
             missing.append("Peak memory: the device does not count it.")
+    no_selection = explain_no_selection(results)
+    if no_selection:
+        missing.append(f"Best level of each arm: {no_selection}.")
     missing += [f"Figure {f.name}: {f.skipped}." for f in figures if f.skipped]
     missing.append(
         "Whether two cells differ: intervals are of each cell's mean, not of differences, "

@@ -13,6 +13,14 @@ from normexp.analysis.display import show_value
 from normexp.analysis.load import Results
 
 EDGE = "at the edge of the grid"
+DEFAULT_CHOOSER = "val/accuracy"
+# Nothing of the test split may choose: its numbers are for the report.
+CHOOSERS = (DEFAULT_CHOOSER, "val/loss")
+CAPTION = (
+    "The level is chosen on the same seeds that are reported, so the validation number of the "
+    "chosen level is optimistic: it was picked for being the best. The test split has no part in "
+    "the choice."
+)
 
 
 def select_cells(results: Results) -> pd.DataFrame:
@@ -28,7 +36,7 @@ def select_cells(results: Results) -> pd.DataFrame:
     """
     factor, metric = selection_of(results)
     cells = aggregate_cells(results)
-    if factor not in results.factors or f"{metric}_mean" not in cells:
+    if explain_no_selection(results):
         return cells.iloc[:0].assign(num_levels=[], selection_note=[])
     others = [name for name in results.factors if name != factor]
     arms: dict[tuple[str, ...], list[int]] = {}
@@ -56,8 +64,30 @@ def select_cells(results: Results) -> pd.DataFrame:
 def selection_of(results: Results) -> tuple[str, str]:
     """Return the tuned factor and the metric that chooses, empty if nothing is tuned."""
     select = results.plan.get("select") or {}
-    factor = str(select.get("factor", "")).replace(".params.", ".").removesuffix(".name")
-    return factor, str(select.get("metric", "val/accuracy"))
+    factor = short_factor(str(select.get("factor", "")))
+    return factor, str(select.get("metric", DEFAULT_CHOOSER))
+
+
+def short_factor(key: str) -> str:
+    """Return a configuration key as plans name their factors.
+
+    Examples:
+        >>> short_factor("model.params.depth"), short_factor("norm.name")
+        ('model.depth', 'norm')
+    """
+    return key.replace(".params.", ".").removesuffix(".name")
+
+
+def explain_no_selection(results: Results) -> str:
+    """Return why no level can be chosen though the plan asks for it, empty if one can."""
+    if not results.plan.get("select"):
+        return ""
+    factor, metric = selection_of(results)
+    if factor not in results.factors:
+        return f"{factor} does not vary"
+    if metric not in CHOOSERS:
+        return f"{metric} must not choose, only {' or '.join(CHOOSERS)}"
+    return "" if metric in results.metrics else f"no run has {metric}"
 
 
 def is_at_edge(level: object, levels: Sequence[object]) -> bool:
