@@ -11,6 +11,7 @@ from rich.console import Console, JustifyMethod
 from rich.text import Text
 
 from normexp.analysis import provenance
+from normexp.analysis.display import ABSENT, MIN_VALUES_FOR_INTERVAL
 from normexp.analysis.load import Results
 from normexp.analysis.render import Table
 from normexp.analysis.tables import build_cells_table
@@ -35,7 +36,10 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     out.print(Text(str(results.plan.get("title") or results.name), style="bold"))
     out.print(shown)
     counts = ", ".join(f"{n} {words}" for words, n in provenance.count_statuses(results))
-    out.print(Text(f"{len(results.runs)} runs: {counts}. M: smallest statistic set."))
+    has_no_interval = any(f"[{ABSENT}]" in text for row in table.rows for text in row)
+    mark = f" [{ABSENT}]: no interval where n < {MIN_VALUES_FOR_INTERVAL}."
+    marks = mark if has_no_interval else ""
+    out.print(Text(f"{len(results.runs)} runs: {counts}. M: smallest statistic set.{marks}"))
     for warning in provenance.list_warnings(results):
         out.print(Text(f"! {warning}", style="yellow"))
 

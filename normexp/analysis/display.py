@@ -11,6 +11,8 @@ import pandas as pd
 from normexp.analysis.statistics import Summary
 
 ABSENT = "-"
+# Student's t of two values is 12.7 standard errors wide: for accuracies that leaves [0, 100].
+MIN_VALUES_FOR_INTERVAL = 3
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def show_number(value: object, *, digits: int = 4) -> str:
 
 
 def show_mean(summary: Summary, metric: str) -> str:
-    """Return ``mean [low, high]``; with one value the interval is ``-``.
+    """Return ``mean [low, high]``; for fewer than three values the interval is ``-``.
 
     Examples:
         >>> show_mean(Summary(3, 0.92, 0.02, 0.9, 0.94), "test/accuracy")
@@ -127,7 +129,8 @@ def show_mean(summary: Summary, metric: str) -> str:
         _show_metric(number, metric)
         for number in (summary.mean, summary.ci95_low, summary.ci95_high)
     )
-    return f"{mean} [{ABSENT}]" if summary.n < 2 else f"{mean} [{low}, {high}]"
+    interval = ABSENT if summary.n < MIN_VALUES_FOR_INTERVAL else f"{low}, {high}"
+    return f"{mean} [{interval}]"
 
 
 def show_std(summary: Summary, metric: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normexp.analysis import cost
+import pandas as pd
+
+from normexp.analysis import cost, running_statistics, selection
 from normexp.analysis.aggregate import aggregate_cells, aggregate_convergence, summary_of
 from normexp.analysis.display import (
     ABSENT,
@@ -26,7 +29,8 @@ from normexp.records.store import write_whole
 
 FORMULAS = (
     "Mean over the completed runs with a finite value; std divides by n - 1; brackets hold the "
-    "95% interval of the mean by Student's t; '-' where n is too small for it."
+    "95% interval of the mean by Student's t, '-' where n < 3: the interval of two values is too "
+    "wide to say anything (the CSV file has it)."
 )
 
 
@@ -38,6 +42,8 @@ def build_tables(results: Results) -> list[Table]:
         cost_table(results, "timing"),
         cost_table(results, "memory"),
     ]
+    if running_statistics.recorded_metrics(results):
+        tables.insert(1, build_running_statistics_table(results))
     if results.plan.get("select"):
         tables.insert(1, build_selection_table(results))
     return tables
@@ -94,11 +100,23 @@ def build_selection_table(results: Results) -> Table:
         title=f"Best {names.get(factor, factor)} of each arm",
         caption=(
             f"Chosen by the mean of {chooser} among the levels at which every run completed; the "
-            f"same levels were open to every arm if their numbers agree. {FORMULAS}"
+            f"same levels were open to every arm if their numbers agree. {selection.CAPTION} "
+            f"{FORMULAS}"
         ),
         frame=frame,
         headers=(*names.values(), *labels, "levels tried", "notes"),
         rows=tuple(rows),
+    )
+
+
+def build_running_statistics_table(results: Results) -> Table:
+    """Return the error of running statistics, for an experiment that measured it: a row a cell."""
+    frame = running_statistics.aggregate_running_statistics(results)
+    metrics = running_statistics.recorded_metrics(results)
+    show = functools.partial(running_statistics.show_running_statistics, metrics=metrics)
+    caption = f"{running_statistics.CAPTION} {FORMULAS}"
+    return _table_of(
+        results, "running_statistics", "Error of running statistics", caption, frame, show
     )
 
 
@@ -140,14 +158,7 @@ def cost_table(results: Results, name: str) -> Table:
     else:
         frame, show = cost.aggregate_memory(results), cost.show_memory
         title, caption = "Memory", cost.memory_caption(results)
-    names = short_names(results.factors)
-    rows = []
-    headers: tuple[str, ...] = ()
-    for _, row in frame.iterrows():
-        shown = show(row)
-        headers = tuple(shown)
-        rows.append((*(show_value(row[factor]) for factor in results.factors), *shown.values()))
-    return Table(name, title, caption, frame, (*names.values(), *headers), tuple(rows))
+    return _table_of(results, name, title, caption, frame, show)
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
@@ -171,3 +182,22 @@ def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
             write_whole(path, text)
             written.append(path)
     return written
+
+
+def _table_of(
+    results: Results,
+    name: str,
+    title: str,
+    caption: str,
+    frame: pd.DataFrame,
+    show: Callable[[pd.Series], dict[str, str]],
+) -> Table:
+    """Return a table whose readable columns are the factors and what ``show`` makes of a row."""
+    names = short_names(results.factors)
+    rows = []
+    headers: tuple[str, ...] = ()
+    for _, row in frame.iterrows():
+        shown = show(row)
+        headers = tuple(shown)
+        rows.append((*(show_value(row[factor]) for factor in results.factors), *shown.values()))
+    return Table(name, title, caption, frame, (*names.values(), *headers), tuple(rows))

@@ -36,11 +36,13 @@ def test_main_table_fits_100_columns(grid: ExperimentFolder) -> None:
         "diverged",
     ]
     assert "16 runs: 15 completed, 1 diverged." in text
+    assert "[-]: no interval where n < 3." in text
 
 
 def test_numbers_by_hand(two_norms: ExperimentFolder) -> None:
     text = printed(two_norms)
     assert "92.00 [87.03, 96.97]" in text
+    assert "[-]" not in text
     assert "2 of 2 cells have fewer than 5 completed runs" in text
 
 

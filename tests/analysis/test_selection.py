@@ -53,12 +53,32 @@ def test_an_arm_without_a_whole_level_has_no_choice(tuned: ExperimentFolder) -> 
 
 
 def test_of_losses_the_smallest_is_chosen(tuned: ExperimentFolder) -> None:
-    tuned.plan["select"]["metric"] = "test/loss"
+    tuned.plan["select"]["metric"] = "val/loss"
     tuned.write_plan()
-    for seed in (0, 1):
-        tuned.add_run("no_norm-0.3", seed, 0.8, metrics={"val/accuracy": 0.6, "test/loss": 0.1})
+    for rate, loss in (("0.03", 0.3), ("0.1", 0.1), ("0.3", 0.2)):
+        for seed in (0, 1):
+            tuned.add_run(f"no_norm-{rate}", seed, 0.8, metrics={"val/loss": loss})
     best = select_cells(load_results(tuned.path))
-    assert best["optimizer.lr"].tolist()[0] == 0.3
+    assert best["optimizer.lr"].tolist()[0] == 0.1
+
+
+def test_a_plan_that_chooses_on_test_has_no_choice_and_says_so(tuned: ExperimentFolder) -> None:
+    tuned.plan |= {"select": {"factor": "optimizer.lr", "metric": "test/loss"}}
+    tuned.plan["figures"] = ["micro_batch"]
+    tuned.write_plan()
+    assert select_cells(load_results(tuned.path)).empty
+    write_report(tuned.path)
+    text = (tuned.path / "REPORT.md").read_text()
+    reason = "test/loss must not choose, only val/accuracy or val/loss"
+    assert f"Best level of each arm: {reason}." in text
+    assert "## Best lr of each arm" not in text
+
+
+def test_the_caption_tells_what_the_choice_does_to_the_numbers(tuned: ExperimentFolder) -> None:
+    caption = build_selection_table(load_results(tuned.path)).caption
+    assert "chosen on the same seeds that are reported" in caption
+    assert "validation number of the chosen level is optimistic" in caption
+    assert "The test split has no part in the choice." in caption
 
 
 def test_the_report_has_the_table(tuned: ExperimentFolder) -> None:

@@ -76,12 +76,29 @@ def test_a_cell_without_any_result_shows_marks(make_experiment: Make) -> None:
 
 def test_losses_are_shown_where_there_is_no_accuracy(make_experiment: Make) -> None:
     folder = make_experiment()
-    cell = folder.add_cell("a", {"norm": "batch_norm"}, seeds=[0, 1])
-    for seed in (0, 1):
+    cell = folder.add_cell("a", {"norm": "batch_norm"})
+    for seed in (0, 1, 2):
         folder.add_run(cell, seed, None, metrics={"test/loss": 1.25})
     table = build_cells_table(load_results(folder.path))
     assert table.headers[3] == "test loss (nats): mean [95% t]"
     assert table.rows[0][3] == "1.250 [1.250, 1.250]"
+
+
+def test_two_seeds_have_an_interval_in_the_csv_alone(make_experiment: Make) -> None:
+    folder = make_experiment()
+    cell = folder.add_cell("a", {"norm": "batch_norm"}, seeds=[0, 1])
+    for seed, accuracy in enumerate((0.4, 0.6)):
+        folder.add_run(cell, seed, accuracy, curve=[(400, 1.0, accuracy)])
+    tables = {table.name: table for table in build_tables(load_results(folder.path))}
+    main = tables["cells"]
+    # t of one degree of freedom is 12.7062: 50 +- 12.7062 x 14.142 / sqrt(2) is 50 +- 127.
+    assert main.rows[0][3:5] == ("50.00 [-]", "14.14")
+    row = next(csv.DictReader(io.StringIO(render_csv(main.frame))))
+    assert float(row["test/accuracy_ci95_low"]) == pytest.approx(0.5 - 1.27062, abs=1e-5)
+    assert float(row["test/accuracy_ci95_high"]) == pytest.approx(0.5 + 1.27062, abs=1e-5)
+    assert "'-' where n < 3" in main.caption
+    assert "the CSV file has it" in main.caption
+    assert "50.00 [-]" in tables["convergence"].rows[0]
 
 
 def test_the_same_records_give_the_same_bytes(grid: ExperimentFolder) -> None:
