@@ -31,6 +31,10 @@ class UserError(Exception):
         return " ".join(f"{self.key}={self.value}: {self.expected}".split())
 
 
+class HeldElsewhereError(UserError):
+    """Another process holds what this one wants to write; it is no fault of the work itself."""
+
+
 def choices_hint(value: object, choices: Iterable[str]) -> str:
     """Return the end of an error line: close matches first, then every choice.
 

@@ -25,14 +25,15 @@ def run_experiment(arguments: Sequence[str]) -> int:
     from normexp.config.choices import list_choices
 
     asks_help = any(word in ("-h", "--help", "--hydra-help") for word in arguments)
-    if not asks_help and not any(word.startswith("experiment=") for word in arguments):
+    names = [word.partition("=")[2] for word in arguments if word.startswith("experiment=")]
+    if not asks_help and not any(names):
         expected = choices_hint("", list_choices("experiment"))
         raise UserError("experiment", "", f"name one, as in experiment=quickstart; {expected}")
     task = run_hydra(["--multirun", *arguments], verb="run")
     if task.folder is None:  # --cfg or --help: Hydra has printed what was asked
         return 0
-    measure_missing_costs(task.cells)
+    has_costs = measure_missing_costs(task.cells)
     path = write_report(task.folder)
     print_summary(load_results(task.folder))
     print(f"report: {path}")
-    return exit_code(count_statuses(task))
+    return max(exit_code(count_statuses(task)), 0 if has_costs else 1)

@@ -6,9 +6,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import hydra
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,6 +25,7 @@ from normexp.config.compose import (
     check_overrides,
     load_plugins,
     register_schema,
+    split_overrides,
 )
 from normexp.config.translate import translate
 from normexp.errors import UserError
@@ -45,6 +48,7 @@ def train_program(arguments: Sequence[str], *, verb: str) -> int:
     if counts:
         ends = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         print(f"{ends}; records: {task.folder}")
+        print(f"tables and figures: normexp report {task.folder}")
     return exit_code(counts)
 
 
@@ -70,8 +74,13 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
     if parsed.cfg or parsed.info or parsed.shell_completion:
         # Hydra refuses to show the configuration of a sweep; that of its base is meant.
         arguments = [word for word in arguments if word not in ("-m", "--multirun")]
+    if parsed.cfg:
+        fixed, swept = split_overrides(overrides)
+        shown_only = [word for word in arguments if word not in overrides or word in fixed]
+        arguments = shown_only if swept else arguments
+        overrides = fixed
     check_overrides(overrides)
-    _load_plugins_early(overrides)
+    _load_plugins_early(overrides, parsed.config_dir)
     before = sys.argv
     sys.argv = [f"normexp {verb}", *arguments]
     errors: list[BaseException] = []
@@ -91,6 +100,8 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
         program()
     except (HydraException, OmegaConfBaseException) as error:
         raise translate(error, overrides) from error
+    except yaml.YAMLError as error:
+        raise UserError("--config-dir", "", f"no YAML: {error}") from error
     finally:
         sys.argv = before
     if errors:
@@ -126,13 +137,21 @@ def _is_multirun(arguments: Sequence[str]) -> bool:
     return any(word in ("-m", "--multirun") for word in arguments)
 
 
-def _load_plugins_early(overrides: Sequence[str]) -> None:
-    """Import the plugins named on the command line and make their entries choices like ours."""
+def _load_plugins_early(overrides: Sequence[str], config_dir: str | None) -> None:
+    """Import the plugins of the command line or the experiment; their entries become choices.
+
+    Hydra composes only after this, so the experiment's file is read by itself here.
+    """
     paths: list[str] = []
     for word in overrides:
-        if word.lstrip("+").startswith("plugins="):
+        key, _, text = word.lstrip("+").partition("=")
+        if key == "plugins":
             value = OverridesParser.create().parse_override(word).value()
-            paths += value if isinstance(value, list) else [str(value)]
+            if not isinstance(value, list):
+                raise UserError(key, value, f"a list is needed, as in plugins=[{value}]")
+            paths += value
+        if key == "experiment":
+            paths += _plugins_of_experiment(text, config_dir)
     if not paths:
         return
     load_plugins(paths)
@@ -150,3 +169,16 @@ def _load_plugins_early(overrides: Sequence[str]) -> None:
             ConfigStore.instance().store(
                 group=group, name=name, node={"name": name, "params": params}, provider="plugin"
             )
+
+
+def _plugins_of_experiment(name: str, config_dir: str | None) -> list[str]:
+    """Return the plugins that an experiment's file names."""
+    for folder in (*filter(None, [config_dir]), str(conf_dir())):
+        path = Path(folder) / "experiment" / f"{name}.yaml"
+        if path.is_file():
+            try:
+                content = yaml.safe_load(path.read_text()) or {}
+            except yaml.YAMLError as error:
+                raise UserError("experiment", path, f"is no YAML: {error}") from error
+            return list(content.get("plugins") or [])
+    return []

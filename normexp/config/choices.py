@@ -23,14 +23,24 @@ def list_choices(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
+def default_choice(group: str) -> str | None:
+    """Return the choice that the base configuration makes in a group."""
+    base = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    for entry in base["defaults"]:
+        if isinstance(entry, dict) and group in entry:
+            return str(entry[group])
+    return None
+
+
 def list_params(group: str, overrides: Sequence[str]) -> list[str]:
     """Return the parameters of the choice that overrides make in a group.
 
     Args:
         group: A configuration group, such as norm.
-        overrides: The command line's; without one for the group, every choice counts.
+        overrides: The command line's; without one for the group, the default choice counts.
     """
     chosen = [word.partition("=")[2] for word in overrides if word.startswith(f"{group}=")]
+    chosen = chosen or [name for name in [default_choice(group)] if name]
     names = [name for name in list_choices(group) if not chosen or name in chosen]
     params: dict[str, Any] = {}
     for name in names:

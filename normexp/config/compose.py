@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -47,16 +48,19 @@ def to_cell(composed: DictConfig) -> CellConfig:
     for key in sorted(OmegaConf.missing_keys(plain)):
         raise UserError(key, "???", "a value is needed")
     try:
-        cell = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CellConfig), plain))
+        # Untyped first: a typed node would take a key that its schema does not have.
+        untyped = OmegaConf.create(OmegaConf.to_container(plain, resolve=True))
+        cell = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CellConfig), untyped))
     except OmegaConfBaseException as error:
-        raise translate(error) from error
+        key = str(error.full_key)
+        raise translate(error, [f"{key}={OmegaConf.select(plain, key)}"]) from error
     assert isinstance(cell, CellConfig)
+    cell.plugins = [str(Path(path).expanduser().absolute()) for path in cell.plugins]
     cell.plugins_sha256 = sorted(
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in map(Path, cell.plugins)
         if path.is_file()
     )
-    cell.plugins = [str(Path(path).expanduser().absolute()) for path in cell.plugins]
     cell.output_root = str(Path(cell.output_root).expanduser().absolute())
     root = cell.data.params.get("root")
     if root is not None:
@@ -118,7 +122,9 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def expand_grid(
-    grid: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+    grid: Sequence[Mapping[str, Any]],
+    overrides: Sequence[str],
+    config_loader: ConfigLoader | None = None,
 ) -> tuple[list[list[str]], list[str]]:
     """Return the override lists of all cells, and the keys that vary.
 
@@ -129,6 +135,7 @@ def expand_grid(
     Args:
         grid: Blocks of the experiment; each maps an override key to its values.
         overrides: The command line's.
+        config_loader: Hydra's, which knows the choices that ``glob(*)`` stands for.
 
     Returns:
         (overrides of each cell, without the experiment's duplicates; keys of all axes in order).
@@ -136,7 +143,7 @@ def expand_grid(
     Raises:
         UserError: If the grid or an override cannot be read.
     """
-    fixed, swept = _split_overrides(overrides)
+    fixed, swept = split_overrides(overrides, config_loader)
     fixed_keys = {_key_of(text) for text in fixed}
     blocks = [dict(block) for block in grid] or [{}]
     cells: dict[tuple[str, ...], None] = {}
@@ -157,16 +164,32 @@ def expand_grid(
     return [list(cell) for cell in cells], list(axes)
 
 
-def _split_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return single overrides as they are, and sweeps as key to their spelled values."""
+def split_overrides(
+    overrides: Sequence[str], config_loader: ConfigLoader | None = None
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Return single overrides as they are, and sweeps as key to their spelled values.
+
+    Args:
+        overrides: The command line's.
+        config_loader: Hydra's, which knows the choices that ``glob(*)`` stands for.
+
+    Raises:
+        UserError: If an override cannot be read, or is a sweep that has no end.
+    """
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = OverridesParser.create(config_loader).parse_overrides(list(overrides))
     except HydraException as error:
         raise translate(error) from error
     fixed, swept = [], {}
     for override in parsed:
         if override.is_sweep_override():
             key = override.get_key_element()
+            values = (override.input_line or "").partition("=")[2]
+            if key == "logger":
+                raise UserError(key, values, f"several trackers are a list: logger=[{values}]")
+            if not override.is_discrete_sweep():
+                expected = "a list of values is needed, as in 0.01,0.1 or range(1,5)"
+                raise UserError(key, values, expected)
             swept[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             assert override.input_line is not None
@@ -191,7 +214,9 @@ def _spell(value: Any) -> str:
         return "{" + ",".join(f"{k}:{_spell(v)}" for k, v in value.items()) + "}"
     text = str(value)
     if isinstance(value, str) and not (_WORD.fullmatch(text) and _is_text(text)):
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        # In Hydra's quotes a backslash is itself, but for those right before a quote.
+        escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
+        return f"'{escaped}'"
     return text
 
 

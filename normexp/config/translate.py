@@ -11,6 +11,7 @@ from normexp.config.choices import list_choices, list_params
 from normexp.config.schema import CellConfig
 from normexp.errors import UserError, choices_hint
 
+_LISTS = ("seeds", "probes", "plugins", "logger")
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
 
@@ -22,7 +23,14 @@ def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         overrides: The command line's, for the value at fault.
     """
     text = "\n".join(str(link) for link in _chain(error))
-    for read in (_missing_choice, _several_values, _wrong_type, _unknown_key, _unset_group):
+    for read in (
+        _missing_choice,
+        _several_values,
+        _role_without_name,
+        _wrong_type,
+        _unknown_key,
+        _unset_group,
+    ):
         found = read(text, overrides)
         if found is not None:
             return found
@@ -30,7 +38,7 @@ def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
 
 
 def _missing_choice(text: str, _: Sequence[str]) -> UserError | None:
-    found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
+    found = re.search(r"Could not (?:find|load) '([\w/]+)/([^'/]*)'", text)
     if found is None:
         return None
     options = re.search(rf"Available options in '{found[1]}':((?:\n\t.*)*)", text)
@@ -43,7 +51,17 @@ def _several_values(text: str, _: Sequence[str]) -> UserError | None:
     if found is None:
         return None
     key, values = found[1], found[2]
+    if key in _LISTS:
+        return UserError(key, values, f"a list is written {key}=[{values}]")
     return UserError(key, values, f"several values need a sweep: normexp sweep {key}={values}")
+
+
+def _role_without_name(text: str, overrides: Sequence[str]) -> UserError | None:
+    found = re.search(r"Error merging override (norm\.roles\.\w+)=", text)
+    if found is None:
+        return None
+    value = _value_of(found[1], overrides)
+    return UserError(found[1], value, f"a norm is named by {found[1]}.name={value}")
 
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> UserError | None:
@@ -82,9 +100,30 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> UserError | None:
         for part in parent.split(".") if parent else []:
             node = getattr(node, part, None)
         names = [field.name for field in fields(node)] if is_dataclass(node) else []
+    if key.startswith("experiment.experiment") or key.startswith("experiment.defaults"):
+        expected = "the first line of an experiment's file must be: # @package _global_"
+        return UserError(key, "", expected)
+    if ".roles." in key and parent.endswith(".params"):
+        return UserError(key, _value_of(key, overrides), f"a role's parameter is added: +{key}=...")
+    if not parent:
+        names.remove("plugins_sha256")
+        deep = " or ".join(_deep_keys(last))
+        if deep:
+            return UserError(key, _value_of(key, overrides), f"did you mean {deep}?")
     return UserError(
         key, _value_of(key, overrides), f"there is no such key; {choices_hint(last, names)}"
     )
+
+
+def _deep_keys(name: str) -> list[str]:
+    """Return the dotted keys that end in a name, as optimizer.lr for lr."""
+    base = CellConfig()
+    found = []
+    for group in fields(base):
+        node = getattr(base, group.name)
+        if is_dataclass(node) and name in {field.name for field in fields(node)}:
+            found.append(f"{group.name}.{name}")
+    return found
 
 
 def _unset_group(text: str, _: Sequence[str]) -> UserError | None:
@@ -97,7 +136,8 @@ def _unreadable(text: str) -> tuple[str, str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = re.search(r"Error parsing override '(.*)'", text)
     if found is None:
-        return "", lines[0] if lines else "cannot be read"
+        shown = lines[:1] if lines and not lines[0].endswith(":") else lines[:2]
+        return "", " ".join(shown) or "cannot be read"
     return found[1], f"cannot be read as key=value ({lines[1] if len(lines) > 1 else 'syntax'})"
 
 

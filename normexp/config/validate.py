@@ -107,9 +107,8 @@ def _check_budget(config: CellConfig) -> None:
     given = {unit: amount for unit, amount in amounts.items() if amount is not None}
     if len(given) != 1:
         shown = ", ".join(f"{unit}: {amount}" for unit, amount in given.items()) or "nothing"
-        raise UserError(
-            "budget", f"{{{shown}}}", "set exactly one of epochs, samples, updates; null the others"
-        )
+        expected = "set exactly one of epochs, samples, updates and null the others"
+        raise UserError("budget", f"{{{shown}}}", f"{expected}, as in budget.epochs=null")
     unit, amount = next(iter(given.items()))
     if not (math.isfinite(amount) and amount > 0):
         raise UserError(f"budget.{unit}", amount, "a number above 0 is needed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from normexp.config.compose import load_plugins
 from normexp.config.schema import CellConfig
+from normexp.launch.machine import whole_machine
 from normexp.launch.plan import PlannedCell
 from normexp.launch.pool import fork_server
 from normexp.records import read_json, write_json
@@ -19,11 +19,14 @@ from normexp.records.schema import COST_FILE
 _GROUP_SIZE = 12
 
 
-def measure_missing_costs(cells: Sequence[PlannedCell]) -> None:
+def measure_missing_costs(cells: Sequence[PlannedCell]) -> bool:
     """Write ``cost.json`` into the folder of every cell that has none.
 
     Args:
         cells: The checked cells of a sweep whose training has ended.
+
+    Returns:
+        Whether every cell has one now.
     """
     from normexp.training.cost import cost_key
 
@@ -34,25 +37,34 @@ def measure_missing_costs(cells: Sequence[PlannedCell]) -> None:
         if not path.exists() or read_json(path)["cost_key"] != key:
             by_key[key].append(cell)
     if not by_key:
-        return
-    Console(stderr=True).print(f"measuring the cost of {len(by_key)} cells, nothing beside it")
-    for group in _groups([same[0] for same in by_key.values()]):
-        folders = [
-            [str(cell.folder / COST_FILE) for cell in by_key[cost_key(first.config)]]
-            for first in group
-        ]
-        process = fork_server().Process(
-            target=_measure, args=([cell.config for cell in group], folders)
-        )
-        process.start()
-        try:
-            process.join()
-        except BaseException:
-            process.kill()
-            raise
-        if process.exitcode:
-            message = f"cost pass: exit code {process.exitcode}; timing and memory lack some cells"
-            print(message, file=sys.stderr)
+        return True
+    num_cells = sum(len(same) for same in by_key.values())
+    console = Console(stderr=True)
+    is_complete = True
+    with whole_machine():
+        console.print(f"measuring the cost of {num_cells} cells, nothing beside it")
+        for group in _groups([same[0] for same in by_key.values()]):
+            folders = [
+                [str(cell.folder / COST_FILE) for cell in by_key[cost_key(first.config)]]
+                for first in group
+            ]
+            code = _run_alone([cell.config for cell in group], folders)
+            if code:
+                is_complete = False
+                console.print(f"cost pass: exit code {code}; timing and memory lack some cells")
+    return is_complete
+
+
+def _run_alone(configs: Sequence[CellConfig], folders: Sequence[Sequence[str]]) -> int:
+    """Measure cells in a process of their own, and return its exit code."""
+    process = fork_server().Process(target=_measure, args=(configs, folders))
+    process.start()
+    try:
+        process.join()
+    except BaseException:
+        process.kill()
+        raise
+    return process.exitcode or 0
 
 
 def _groups(cells: Sequence[PlannedCell]) -> list[list[PlannedCell]]:

@@ -10,17 +10,15 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from normexp.errors import UserError
-from normexp.launch.plan import missing_jobs
-from normexp.launch.pool import run_jobs
 from normexp.launch.task import TrainTask
-from normexp.records import count_cores
 
 
 class LocalLauncher(Launcher):
     """Train the missing runs of a sweep.
 
     Args:
-        num_jobs: Runs at a time; by default as many as the cores hold, given each run's threads.
+        num_jobs: Runs at a time; by default as many as the cores hold, given each run's threads,
+            or one where a GPU trains.
         fail_fast: Stop at the first run that fails.
     """
 
@@ -51,8 +49,15 @@ class LocalLauncher(Launcher):
             One return for each cell; how its runs ended is on disk.
         """
         cells = self.task.cells
+        if not cells:
+            raise UserError("hydra/sweeper", "", "the local launcher needs hydra/sweeper=grid")
+        from normexp.launch.plan import missing_jobs
+        from normexp.launch.pool import run_jobs
+        from normexp.records import count_cores
+
         threads = max(cell.config.trainer.num_threads for cell in cells)
-        num_jobs = self.num_jobs or max(1, count_cores() // threads)
+        uses_gpu = any(cell.config.trainer.accelerator == "gpu" for cell in cells)
+        num_jobs = self.num_jobs or (1 if uses_gpu else max(1, count_cores() // threads))
         total = sum(len(cell.config.seeds) for cell in cells)
         run_jobs(missing_jobs(cells), num_jobs=num_jobs, total=total, fail_fast=self.fail_fast)
         return [

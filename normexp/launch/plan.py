@@ -103,6 +103,19 @@ def common_folder(cells: Sequence[PlannedCell]) -> Path:
     return folder
 
 
+def make_folder(folder: Path) -> None:
+    """Make an experiment's folder.
+
+    Raises:
+        UserError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{folder} cannot be made: {error.strerror}"
+        raise UserError("output_root", folder.parent, reason) from error
+
+
 def save_plan(
     folder: Path,
     cells: Sequence[PlannedCell],
@@ -126,11 +139,7 @@ def save_plan(
     Raises:
         UserError: If the folder cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{folder} cannot be made: {error.strerror}"
-        raise UserError("output_root", folder.parent, reason) from error
+    make_folder(folder)
     held = "another process is writing its plan"
     with hold_lock(folder / ".plan.lock", key="name", held=held, timeout_s=20.0):
         _write(folder, cells, axes=axes, command=command, is_addition=is_addition)
@@ -159,7 +168,8 @@ def _write(
     if before is not None and (is_addition or experiment.name is None):
         entries = _merge(before["cells"], entries)
         axes = [*before["factors"], *axes]
-        command = before["command"] if experiment.name else command
+        commands = [] if is_addition and experiment.name else [command]
+        command = " && ".join(dict.fromkeys([*before["command"].split(" && "), *commands]))
     settings = [entry["settings"] for entry in entries]
     factors = find_factors(settings, [short_key(axis) for axis in axes])
     for entry in entries:
@@ -238,7 +248,15 @@ def _merge(
     before: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the cells of both plans; a cell in both keeps all its seeds."""
-    merged = {entry["cell"]: dict(entry) for entry in before}
+    # The same settings under another name are of other data or an older numerics version: the
+    # new cell takes the old one's place, as nothing in the table would tell the two apart.
+    renewed = [entry["settings"] for entry in entries]
+    names = {entry["cell"] for entry in entries}
+    merged = {
+        entry["cell"]: dict(entry)
+        for entry in before
+        if entry["cell"] in names or entry["settings"] not in renewed
+    }
     for entry in entries:
         known = merged.get(entry["cell"], {"seeds": []})
         seeds = sorted({*known["seeds"], *entry["seeds"]})

@@ -14,9 +14,13 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
+from rich.console import Console
+
+from normexp.errors import HeldElsewhereError
+from normexp.launch.machine import training_share
 from normexp.launch.plan import Job
 from normexp.launch.progress import SweepProgress
-from normexp.records import SCHEMA_VERSION, read_history, read_summary, write_json
+from normexp.records import SCHEMA_VERSION, hold_lock, read_history, read_summary, write_json
 from normexp.records.schema import SUMMARY_FILE
 
 # Seconds that a run gets to write its record after it was told to stop.
@@ -30,6 +34,7 @@ class _Running:
     job: Job
     process: BaseProcess
     progress: connection.Connection
+    error: str | None = None
 
 
 def run_jobs(jobs: Sequence[Job], *, num_jobs: int, total: int, fail_fast: bool = False) -> None:
@@ -45,11 +50,12 @@ def run_jobs(jobs: Sequence[Job], *, num_jobs: int, total: int, fail_fast: bool 
         KeyboardInterrupt: After every running job has been told to stop and has ended.
     """
     if not jobs:
+        Console(stderr=True).print(f"all {total} runs are on disk already")
         return
     context = fork_server()
     waiting = deque(jobs)
     running: list[_Running] = []
-    with SweepProgress(jobs, total=total) as progress, _sigterm_interrupts():
+    with training_share(), SweepProgress(jobs, total=total) as progress, _sigterm_interrupts():
         try:
             while waiting or running:
                 while waiting and len(running) < num_jobs:
@@ -78,6 +84,8 @@ def _start(context: Any, job: Job) -> _Running:
     """Start a job's process."""
     from normexp.launch.worker import run_job
 
+    # How an earlier attempt ended must not pass for the end of this one.
+    (job.folder / SUMMARY_FILE).unlink(missing_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_job, args=(job.cell.config, job.seed, sender))
     process.start()
@@ -95,22 +103,36 @@ def _wait(running: Sequence[_Running], progress: SweepProgress) -> None:
             continue
         try:
             while item.progress.poll():
-                progress.advance(item.job, item.progress.recv())
+                news = item.progress.recv()
+                if isinstance(news, str):
+                    item.error = news
+                else:
+                    progress.advance(item.job, news)
         except EOFError:
             item.progress.close()
 
 
 def _finish(ended: _Running) -> str:
     """Return how a job ended; one that died without a word is recorded as failed."""
+    from normexp.launch.worker import HELD_ELSEWHERE
+
     ended.process.join()
     ended.progress.close()
     summary = read_summary(ended.job.folder)
-    if summary is None:
-        code = ended.process.exitcode or 0
-        reason = f"the process died of signal {-code}" if code < 0 else f"exit code {code}"
-        summary = _describe_death(ended.job, reason)
-        write_json(ended.job.folder / SUMMARY_FILE, summary)
-    return str(summary["status"])
+    if summary is not None:
+        return str(summary["status"])
+    code = ended.process.exitcode or 0
+    reason = f"the process died of signal {-code}" if code < 0 else f"exit code {code}"
+    lock = ended.job.folder / ".lock"
+    try:
+        if code == HELD_ELSEWHERE:
+            return "trained elsewhere"
+        with hold_lock(lock, key="seeds", held="trained elsewhere"):
+            summary = _describe_death(ended.job, ended.error or reason)
+            write_json(ended.job.folder / SUMMARY_FILE, summary)
+    except HeldElsewhereError:
+        return "trained elsewhere"
+    return "failed"
 
 
 def _describe_death(job: Job, reason: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from normexp.analysis import check_request
 from normexp.config.compose import expand_grid, load_plugins, to_cell
-from normexp.launch.plan import PlannedCell, common_folder, save_plan
+from normexp.launch.plan import PlannedCell, common_folder, make_folder, save_plan, short_key
 from normexp.launch.task import TrainTask
 from normexp.records import hold_lock
 
@@ -44,16 +46,22 @@ class GridSweeper(Sweeper):
         Raises:
             UserError: If any cell cannot work; nothing has been trained then.
         """
-        grid = OmegaConf.to_container(self.base.experiment.grid, resolve=True)
-        assert isinstance(grid, list)
-        jobs, axes = expand_grid(grid, arguments)
+        experiment = OmegaConf.to_container(self.base.experiment, resolve=True)
+        assert isinstance(experiment, dict)
+        jobs, axes = expand_grid(experiment["grid"], arguments, self.config_loader)
         composed = [
             (self.config_loader.load_sweep_config(self.base, list(overrides)), tuple(overrides))
             for overrides in jobs
         ]
         assert isinstance(self.task, TrainTask)
         folder = check_sweep(self.task, composed)
+        # A command line that pins an axis of the grid leaves it a factor that may be asked for.
+        factors = dict.fromkeys([*axes, *(key for block in experiment["grid"] for key in block)])
+        check_request(
+            experiment["figures"], experiment["select"], [short_key(key) for key in factors]
+        )
         held = "another sweep is writing there; wait for it, or choose another name"
+        make_folder(folder)
         with hold_lock(folder / ".lock", key="name", held=held, timeout_s=5.0):
             save_plan(folder, self.task.cells, axes=axes, command=self.task.command)
             overrides = [list(cell.overrides) for cell in self.task.cells]
@@ -87,7 +95,12 @@ def check_sweep(task: TrainTask, composed: Sequence[tuple[DictConfig, tuple[str,
     task.folder = common_folder(cells)
     unique: dict[str, PlannedCell] = {}
     for planned in cells:
-        kept = unique.setdefault(planned.facts.cell, planned).config
-        kept.seeds = list(dict.fromkeys([*kept.seeds, *planned.config.seeds]))
+        kept = unique.setdefault(planned.facts.cell, planned)
+        if kept is not planned:
+            kept.config.seeds = list(dict.fromkeys([*kept.config.seeds, *planned.config.seeds]))
+            seeds = ",".join(map(str, kept.config.seeds))
+            others = [word for word in kept.overrides if not word.startswith("seeds=")]
+            merged = replace(kept, overrides=(*others, f"seeds=[{seeds}]"))
+            unique[planned.facts.cell] = merged
     task.cells = list(unique.values())
     return task.folder

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from normexp.errors import UserError
 from normexp.records import read_summary
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class TrainTask:
         Args:
             composed: What Hydra composed.
         """
+        from normexp.launch.machine import training_share
         from normexp.launch.plan import missing_jobs, save_plan
         from normexp.launch.progress import SweepProgress
         from normexp.launch.sweeper import check_sweep
@@ -47,12 +49,16 @@ class TrainTask:
 
         planned = self.cells
         folder = check_sweep(self, [(composed, ())])
-        save_plan(folder, self.cells, axes=[], command=self.command, is_addition=True)
         (cell,) = self.cells
+        experiment = cell.config.experiment
+        if experiment.grid and not planned:
+            expected = "is a grid of cells, and train takes one: normexp run experiment="
+            raise UserError("experiment", experiment.name, f"{expected}{experiment.name}")
+        save_plan(folder, self.cells, axes=[], command=self.command, is_addition=True)
         # A launcher that runs a sweep's jobs in this process leaves the sweep's cells in place.
         self.cells = planned or self.cells
         jobs = missing_jobs([cell])
-        with SweepProgress(jobs, total=len(cell.config.seeds)) as progress:
+        with training_share(), SweepProgress(jobs, total=len(cell.config.seeds)) as progress:
             for job in jobs:
                 train_cell(
                     cell.config,

@@ -14,7 +14,16 @@ import sklearn.datasets  # noqa: F401 - imported here once, so that no job pays 
 
 from normexp.config.compose import load_plugins
 from normexp.config.schema import CellConfig
+from normexp.errors import HeldElsewhereError
+from normexp.records.environment import describe_commit
 from normexp.training.cell import train_cell
+
+# Exit code of a job whose run another process trains (EX_TEMPFAIL).
+HELD_ELSEWHERE = 75
+
+# The jobs run the code that the fork server imported, so this is their commit, whatever is
+# committed while they run. The answer is cached, and a fork inherits the cache.
+describe_commit()
 
 
 def run_job(config: CellConfig, seed: int, progress: connection.Connection) -> None:
@@ -23,7 +32,7 @@ def run_job(config: CellConfig, seed: int, progress: connection.Connection) -> N
     Args:
         config: The composed cell.
         seed: Seed of the run.
-        progress: Gets the number of updates done, now and then.
+        progress: Gets the number of updates done, now and then, and a line if the job breaks.
     """
     die_with_parent()
     # Ctrl-C reaches the whole process group; the launcher alone decides and sends SIGTERM.
@@ -39,6 +48,13 @@ def run_job(config: CellConfig, seed: int, progress: connection.Connection) -> N
         train_cell(config, [seed], on_progress=report)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except HeldElsewhereError:
+        raise SystemExit(HELD_ELSEWHERE) from None
+    except Exception as error:
+        # The launcher records it: this process could not.
+        with contextlib.suppress(OSError):
+            progress.send(f"{type(error).__name__}: {error}")
+        raise
 
 
 def die_with_parent() -> None:

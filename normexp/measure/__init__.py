@@ -1,5 +1,6 @@
 """Measure time, memory and running statistics of plain modules, tensors and callables."""
 
+from normexp.measure.load import ForeignLoad
 from normexp.measure.memory import (
     PeakMemory,
     memory_by_part,
@@ -24,6 +25,7 @@ from normexp.measure.timing import (
 )
 
 __all__ = [
+    "ForeignLoad",
     "PeakMemory",
     "RunningStatisticError",
     "Timing",

@@ -9,13 +9,12 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import yaml
 from filelock import FileLock, Timeout
 
-from normexp.errors import UserError
+from normexp.errors import HeldElsewhereError, UserError
 from normexp.records.schema import (
     HISTORY_FILE,
     JOURNAL_FILE,
@@ -24,6 +23,9 @@ from normexp.records.schema import (
     SUMMARY_FILE,
     HistoryRow,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -197,6 +199,8 @@ def write_history(folder: Path, rows: list[HistoryRow]) -> None:
 
 def read_history(folder: Path) -> pd.DataFrame:
     """Return a run's history, from its journal if the run has not ended."""
+    import pandas as pd
+
     path = folder / HISTORY_FILE
     if path.exists():
         frame = pd.read_parquet(path)
@@ -228,14 +232,14 @@ def hold_lock(path: Path, *, key: str, held: str, timeout_s: float = 0.0) -> Ite
         timeout_s: Seconds to wait for it.
 
     Raises:
-        UserError: If it is still held after that time.
+        HeldElsewhereError: If it is still held after that time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(path))
     try:
         lock.acquire(timeout=timeout_s)
     except Timeout:
-        raise UserError(key, path.parent, held) from None
+        raise HeldElsewhereError(key, path.parent, held) from None
     try:
         yield
     finally:

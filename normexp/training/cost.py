@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from normexp.config.schema import CellConfig
 from normexp.data import load_dataset
 from normexp.measure import (
+    ForeignLoad,
     Timing,
     device_synchronizer,
     memory_by_part,
@@ -32,6 +33,8 @@ PREDICTION_BATCH_SIZE = 256
 WARMUP_CALLS = 5
 ROUNDS = 9
 MIN_WINDOW_S = 0.03
+# Share of the machine's cores that others may use before a timing no longer counts as alone.
+ALONE_BELOW = 0.05
 
 
 def cost_key(config: CellConfig) -> str:
@@ -73,6 +76,7 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
     if len(threads) != 1:
         raise ValueError(f"cells with one number of threads are needed, found {sorted(threads)}")
     torch.set_num_threads(threads.pop())
+    torch.use_deterministic_algorithms(True)  # as in training
     subjects, memory = [], []
     for config in configs:
         subjects.append(_build_subject(config))
@@ -83,6 +87,7 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
         for name, action in subject.actions().items()
     }
     device = subjects[0].device
+    load = ForeignLoad()
     timings = time_interleaved(
         actions,
         rounds=ROUNDS,
@@ -90,11 +95,12 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
         warmup=WARMUP_CALLS,
         synchronize=device_synchronizer(device),
     )
+    foreign_share = load.share()
     return [
         {
             "schema_version": SCHEMA_VERSION,
             "cost_key": cost_key(subject.config),
-            "conditions": _describe_conditions(subject.config, device),
+            "conditions": _describe_conditions(subject.config, device, foreign_share),
             "timing": {
                 name: _describe_timing(timings[f"{index}/{name}"]) for name in subject.actions()
             },
@@ -259,7 +265,9 @@ def _describe_timing(timing: Timing) -> dict[str, Any]:
     }
 
 
-def _describe_conditions(config: CellConfig, device: torch.device) -> dict[str, Any]:
+def _describe_conditions(
+    config: CellConfig, device: torch.device, foreign_share: float | None
+) -> dict[str, Any]:
     is_cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else describe_cpu(),
@@ -272,6 +280,8 @@ def _describe_conditions(config: CellConfig, device: torch.device) -> dict[str, 
         "warmup_calls": WARMUP_CALLS,
         "rounds": ROUNDS,
         "min_window_s": MIN_WINDOW_S,
-        "is_alone": True,
+        "is_deterministic": True,
+        "foreign_cpu_share": foreign_share,
+        "is_alone": None if foreign_share is None else foreign_share < ALONE_BELOW,
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -157,7 +157,7 @@ def test_single_runs_of_no_experiment_add_up(make, tmp_path):
     assert [cell["factors"]["norm"] for cell in found["cells"]] == ["no_norm", "batch_norm"]
     assert [cell["seeds"] for cell in found["cells"]] == [[0, 1, 3], [5]]
     assert found["factors"] == ["norm", "micro_batch_size"]
-    assert (found["experiment"], found["command"]) == (None, "third")
+    assert (found["experiment"], found["command"]) == (None, "first && second && third")
 
 
 EXPERIMENT = ExperimentConfig(name="e", title="t", question="q?", figures=["convergence"])
