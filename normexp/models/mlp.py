@@ -13,7 +13,7 @@ from normexp.models._registry import MODELS, ModelCard
 from normexp.norms import NormFactory
 
 CARD = ModelCard(
-    description="Multilayer perceptron: depth hidden layers of linear, norm, relu; a classifier",
+    description="Multilayer perceptron: num_hidden_layers of linear, norm, relu; a classifier",
     source="as in Ioffe & Szegedy, ICML 2015, section 4.1 (norm before the activation)",
 )
 
@@ -25,17 +25,23 @@ class Mlp(nn.Module):
         num_inputs: Numbers in one sample.
         num_classes: Outputs.
         norm: What builds the norm layers.
-        depth: Hidden layers.
+        num_hidden_layers: Hidden layers.
         width: Features of each.
     """
 
     def __init__(
-        self, num_inputs: int, num_classes: int, *, norm: NormFactory, depth: int, width: int
+        self,
+        num_inputs: int,
+        num_classes: int,
+        *,
+        norm: NormFactory,
+        num_hidden_layers: int,
+        width: int,
     ) -> None:
         super().__init__()
         self.linears = nn.ModuleList()
         self.norms = nn.ModuleList()
-        for index in range(depth):
+        for index in range(num_hidden_layers):
             num_in = num_inputs if index == 0 else width
             self.linears.append(nn.Linear(num_in, width, bias=not norm.is_centring("block")))
             self.norms.append(norm(width, role="block", dims=1))
@@ -57,7 +63,7 @@ def build_mlp(
     *,
     norm: NormFactory,
     placement: str | None,
-    depth: int = 3,
+    num_hidden_layers: int = 3,
     width: int = 128,
 ) -> nn.Module:
     """Build a multilayer perceptron; images are flattened.
@@ -67,7 +73,7 @@ def build_mlp(
         num_classes: Number of classes.
         norm: What builds the norm layers (role block); it must be defined for features.
         placement: None: there is no residual branch.
-        depth: Hidden layers.
+        num_hidden_layers: Hidden layers.
         width: Features of each hidden layer.
 
     Returns:
@@ -79,7 +85,13 @@ def build_mlp(
     Source:
         Ioffe & Szegedy, "Batch Normalization", ICML 2015, section 4.1.
     """
-    for name, value in (("depth", depth), ("width", width)):
+    for name, value in (("num_hidden_layers", num_hidden_layers), ("width", width)):
         if value < 1:
             raise UserError(f"model.params.{name}", value, "1 or more is needed")
-    return Mlp(math.prod(input_shape), num_classes, norm=norm, depth=depth, width=width)
+    return Mlp(
+        math.prod(input_shape),
+        num_classes,
+        norm=norm,
+        num_hidden_layers=num_hidden_layers,
+        width=width,
+    )

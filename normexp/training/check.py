@@ -45,6 +45,7 @@ class CellFacts:
         norm_layers: Every norm layer with its statistic set at this micro-batch.
         num_parameters: Numbers that the optimizer changes.
         data_fingerprint: Hash over the data set's tensors.
+        input_shape: Channels, height and width of an image.
     """
 
     cell: str
@@ -52,6 +53,7 @@ class CellFacts:
     norm_layers: tuple[NormLayer, ...]
     num_parameters: int
     data_fingerprint: str
+    input_shape: tuple[int, ...]
 
     @property
     def min_statistic_set(self) -> int | None:
@@ -92,6 +94,7 @@ def check_cell(config: CellConfig) -> CellFacts:
         norm_layers=tuple(layers),
         num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         data_fingerprint=data.fingerprint,
+        input_shape=data.input_shape,
     )
 
 

@@ -11,7 +11,7 @@ from normexp.models import MODELS, build_model, initialize
 from normexp.norms import NORMS, NormFactory, check_statistic_sets, describe_norm_layers
 
 # Small, and every option away from its default.
-MODEL_PARAMS = {"mlp": {"depth": 2, "width": 12}, "cifar_resnet": {"width": 4}}
+MODEL_PARAMS = {"mlp": {"num_hidden_layers": 2, "width": 12}, "cifar_resnet": {"width": 4}}
 MODEL_DIMS = {"mlp": 1, "cifar_resnet": 2}
 # Norm layers: a norm in every hidden layer; stem + 2 a block + projections; 2 a block + final;
 # stem + 2 a block.

@@ -100,7 +100,7 @@ def make(tmp_path: Path):
             "output_root": str(tmp_path),
             "seeds": [0, 1],
             "data": DataConfig("digits"),
-            "model": ModelConfig("mlp", {"depth": 1, "width": 4}),
+            "model": ModelConfig("mlp", {"num_hidden_layers": 1, "width": 4}),
             "norm": NormConfig(norm),
             "placement": None,
             "optimizer": OptimizerConfig("sgd", 0.1, 0.0),

@@ -45,7 +45,7 @@ def test_bias_exactly_where_no_centring_norm_follows(norm):
 
 
 def test_statistic_set_is_the_micro_batch():
-    layers = describe_norm_layers(build(depth=2), (1, 8, 8), 4)
+    layers = describe_norm_layers(build(num_hidden_layers=2), (1, 8, 8), 4)
     assert [(layer.path, layer.statistic_set_size) for layer in layers] == [
         ("norms.0", 4),
         ("norms.1", 4),
@@ -53,7 +53,7 @@ def test_statistic_set_is_the_micro_batch():
 
 
 def test_forward_is_the_formula():
-    model = build("layer_norm", depth=1, width=4).double()
+    model = build("layer_norm", num_hidden_layers=1, width=4).double()
     x = torch.linspace(-1, 1, 2 * 64, dtype=torch.float64).reshape(2, 1, 8, 8)
     hidden = x.flatten(1) @ model.linears[0].weight.T
     normalized = (hidden - hidden.mean(1, keepdim=True)) / torch.sqrt(
@@ -63,7 +63,7 @@ def test_forward_is_the_formula():
     torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("key", ["depth", "width"])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "width"])
 def test_sizes_below_one_are_refused(key):
     with pytest.raises(UserError, match=rf"^model\.params\.{key}=0: "):
         build(**{key: 0})

@@ -59,7 +59,7 @@ def test_cells_that_differ_in_cost_are_not(make_cell: MakeCell, change: dict[str
 def test_cost_of_an_mlp_by_hand(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "ROUNDS", 2)
     monkeypatch.setattr(cost, "MIN_WINDOW_S", 1e-4)
-    model = ModelConfig("mlp", {"depth": 1, "width": 10})
+    model = ModelConfig("mlp", {"num_hidden_layers": 1, "width": 10})
     config = make_cell("no_norm", model=model, accumulation_steps=2)
     config.placement = None
     (record,) = cost.measure_costs([config])
