@@ -66,7 +66,9 @@ def read_plan(experiment_dir: Path) -> dict[str, Any]:
     path = experiment_dir / PLAN_FILE
     plan = _read_json(path)
     if not plan:
-        raise UserError("experiment_dir", experiment_dir, f"a folder that holds {PLAN_FILE}")
+        raise UserError(
+            "folder", experiment_dir, f"holds no {PLAN_FILE}; name the folder of a sweep"
+        )
     missing = [key for key in ("cells", "factors") if key not in plan]
     if missing:
         raise UserError(str(path), ", ".join(missing), "a plan needs these keys")

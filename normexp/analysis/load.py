@@ -167,7 +167,8 @@ def _plain(value: object) -> object:
 def _metric_names(records: Sequence[_records.Run]) -> tuple[str, ...]:
     """Return all final metrics found: the known ones first, the others by name."""
     found = {name for record in records for name in record.summary.get("metrics") or {}}
-    found = found or set(METRIC_ORDER)
+    if not any(name.startswith("test/") for name in found):
+        found |= set(METRIC_ORDER)  # no run has come to its end; these it will have
     known = [name for name in METRIC_ORDER if name in found]
     return (*known, *sorted(found - set(known)))
 

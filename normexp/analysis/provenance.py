@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -109,21 +110,36 @@ def list_unfinished(results: Results) -> Table:
 
 
 def list_settings(results: Results) -> list[tuple[str, str]]:
-    """Return the settings that the cells share: what was held fixed.
+    """Return the settings that are no factor: what was held fixed, and what went with a factor.
 
-    A parameter that only some cells have, as the groups of group_norm, is shown if all that have
-    it agree; settings that are null or empty are left out.
+    A setting that differs along with a choice, as the eps of two norms, names the choices; so
+    does a parameter that only some cells have. Settings that are null or empty are left out.
     """
-    values: dict[str, set[str]] = {}
-    for cell in results.plan["cells"]:
-        for key, value in cell.get("settings", {}).items():
-            if value is not None and value != []:
-                values.setdefault(key, set()).add(show_value(value))
-    return [
-        (key, next(iter(found)))
-        for key, found in values.items()
-        if len(found) == 1 and key not in results.factors
-    ]
+    cells = [cell.get("settings", {}) for cell in results.plan["cells"]]
+    keys = dict.fromkeys(key for cell in cells for key in cell)
+    shown = []
+    for key in keys:
+        if key in results.factors:
+            continue
+        values: dict[str, dict[str, None]] = {}
+        for cell in cells:
+            if cell.get(key) not in (None, []):
+                values.setdefault(show_value(cell[key]), {})[_choice_of(key, cell, results)] = None
+        holders = sum(cell.get(key) not in (None, []) for cell in cells)
+        if len(values) == 1 and holders == len(cells):
+            shown.append((key, next(iter(values))))
+        elif values:
+            listed = "; ".join(f"{value} ({', '.join(of)})" for value, of in values.items())
+            shown.append((key, listed))
+    return shown
+
+
+def _choice_of(key: str, cell: Mapping[str, Any], results: Results) -> str:
+    """Return what a setting goes with: its group's choice, or else the cell's factors."""
+    group = key.rpartition(".")[0]
+    if group in results.factors:
+        return str(cell.get(group))
+    return " ".join(f"{factor}={show_value(cell.get(factor))}" for factor in results.factors)
 
 
 def list_conditions(results: Results) -> list[tuple[str, str]]:

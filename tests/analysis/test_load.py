@@ -69,7 +69,7 @@ def test_history_rows_carry_cell_and_seed_and_full_metric_names(
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: object) -> None:
-    with pytest.raises(UserError, match=r"a folder that holds experiment\.json"):
+    with pytest.raises(UserError, match=r"holds no experiment\.json"):
         load_results(str(tmp_path))
 
 

@@ -136,13 +136,13 @@ def test_one_cell_without_factors_has_a_report(make_experiment: Callable[..., An
     assert text.count("data:image/svg+xml;base64,") == 1
 
 
-def test_settings_that_all_cells_share_are_told(two_norms: ExperimentFolder) -> None:
+def test_settings_beside_the_factors_are_told(two_norms: ExperimentFolder) -> None:
     for cell in two_norms.plan["cells"]:
         is_group_norm = cell["factors"]["norm"] == "group_norm"
         cell["settings"] = {
             "norm": cell["factors"]["norm"],
             "model.depth": 8,
-            "optimizer.lr": 0.1 if is_group_norm else 0.2,
+            "norm.eps": 1e-6 if is_group_norm else 1e-5,
             "budget.samples": None,
             "probes": [],
             **({"norm.num_groups": 4} if is_group_norm else {}),
@@ -150,6 +150,28 @@ def test_settings_that_all_cells_share_are_told(two_norms: ExperimentFolder) -> 
     two_norms.write_plan()
     write_report(two_norms.path)
     text = (two_norms.path / "REPORT.md").read_text()
-    section = text.partition("## Settings that all cells share")[2].partition("##")[0]
+    section = text.partition("## Settings beside the factors")[2].partition("##")[0]
     shown = [line for line in section.splitlines() if line]
-    assert shown == ["- model.depth: 8", "- norm.num_groups: 4"]
+    assert shown == [
+        "- model.depth: 8",
+        "- norm.eps: 1e-05 (batch_norm); 1e-06 (group_norm)",
+        "- norm.num_groups: 4 (group_norm)",
+    ]
+
+
+def test_a_sweep_of_which_no_run_completed_has_a_report(
+    make_experiment: Callable[..., Any],
+) -> None:
+    folder = make_experiment(["norm"])
+    folder.add_cell("batch_norm-1", {"norm": "batch_norm"}, [0])
+    folder.add_run(
+        "batch_norm-1",
+        0,
+        None,
+        status="interrupted",
+        reason="stopped",
+        summary={"metrics": {"train/loss": 1.0}},
+    )
+    folder.write_plan()
+    text = write_report(folder.path).read_text()
+    assert "interrupted" in text
