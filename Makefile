@@ -38,6 +38,18 @@ format: $(VENV)/.installed-dev  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A folder with the four original files; Debian's package dataset-fashion-mnist puts them there.
+FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
+
+results: $(VENV)/.installed  ## Train all published experiments (some half an hour on two cores)
+	$(BIN)/normexp run experiment=quickstart
+	$(BIN)/normexp run experiment=small_batch data.params.root=$(FASHION_MNIST) \
+	  data.params.num_train=10000 data.params.image_size=14 model.params.depth=8 \
+	  micro_batch_size=2,8,32,128 budget.epochs=2 num_evaluations=4
+	$(BIN)/normexp run experiment=with_without_bn
+	$(BIN)/normexp run experiment=batch_size_accumulation
+	$(BIN)/normexp run experiment=statistic_set
+
 bench: $(VENV)/.installed  ## Time the solo path against a hand-written loop
 	$(BIN)/python scripts/bench_solo.py
 

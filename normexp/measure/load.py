@@ -40,5 +40,7 @@ class ForeignLoad:
             fields = [int(field) for field in self._stat.read_text().split("\n")[0].split()[1:]]
         except (OSError, ValueError, IndexError):
             return None
+        if len(fields) < 8:
+            return None
         idle = sum(fields[3:5])  # idle, and waiting for a disk
         return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")

@@ -20,7 +20,7 @@ from normexp.errors import UserError
 from normexp.launch.pool import fork_server
 from normexp.models import initialize
 from normexp.norms import NORMS
-from normexp.records import read_history, read_journal, read_json, read_summary
+from normexp.records import read_history, read_journal, read_json, read_summary, write_json
 from normexp.training import solo
 from normexp.training.cell import train_cell
 from normexp.training.check import build_cell_model, check_cell
@@ -323,11 +323,77 @@ def test_checkpoints_hold_plain_types_only(
 @pytest.mark.parametrize("content", [b"", b"half a check", b"PK\x03\x04 torn"])
 def test_a_torn_checkpoint_is_no_checkpoint(make_cell: MakeCell, content: bytes) -> None:
     config = make_cell()
+    (identifier,) = train_cell(config)
     folder = folder_of(config)
-    folder.mkdir(parents=True)
+    reference = read_summary(folder)
+    # As after a kill: the conditions are noted, the summary is not there.
+    (folder / "summary.json").unlink()
     (folder / "checkpoint.ckpt").write_bytes(content)
-    train_cell(config)
+    assert train_cell(config) == [identifier]
     summary = read_summary(folder)
     assert summary is not None
-    assert summary["status"] == "completed"
+    assert reference is not None
     assert summary["totals"]["resumed_from_update"] == 0
+    assert summary["metrics"] == reference["metrics"]
+    assert (folder / "checkpoint.unreadable").exists()
+
+
+def _stop_at(config: CellConfig, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.trainer.window_updates = 4
+    config.trainer.checkpoint_interval_s = 1e-9
+    with monkeypatch.context() as patch:
+        _interrupt_at(update, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train_cell(config)
+
+
+def test_a_checkpoint_of_other_layers_is_no_checkpoint(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_cell()
+    _stop_at(config, 8, monkeypatch)
+    path = folder_of(config) / "checkpoint.ckpt"
+    checkpoint = torch.load(path)
+    checkpoint["state_dict"]["model.renamed"] = checkpoint["state_dict"].popitem()[1]
+    torch.save(checkpoint, path)
+    train_cell(config)
+    summary = read_summary(folder_of(config))
+    assert summary is not None
+    assert (summary["status"], summary["totals"]["resumed_from_update"]) == ("completed", 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("commit", "another"), ("torch", "1.0"), ("cpu", "abacus"), (None, None)]
+)
+def test_a_run_is_made_under_one_set_of_conditions(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, key: str | None, value: str | None
+) -> None:
+    config = make_cell()
+    _stop_at(config, 8, monkeypatch)
+    path = folder_of(config) / "environment.json"
+    if key is not None:
+        write_json(path, {**read_json(path), key: value})
+    train_cell(config)
+    summary = read_summary(folder_of(config))
+    assert summary is not None
+    assert summary["totals"]["resumed_from_update"] == (8 if key is None else 0)
+    if key is not None:
+        assert read_json(path)[key] != value
+
+
+def test_the_training_loss_of_an_evaluation_is_the_mean_since_the_last(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_cell(budget=BudgetConfig(updates=20), num_evaluations=2)
+    # Windows of 4, 4, 2 before each evaluation; stopped in the second stretch.
+    _stop_at(config, 14, monkeypatch)
+    train_cell(config)
+    history = read_history(folder_of(config)).query("split == 'train'")
+    windows = history[history["evaluation"].isna()]["value"].tolist()
+    evaluations = history[history["evaluation"].notna()]
+    assert evaluations["update"].tolist() == [10, 20]
+    for value, (a, b, c) in zip(evaluations["value"], (windows[:3], windows[3:]), strict=True):
+        assert value == pytest.approx((4 * a + 4 * b + 2 * c) / 10, rel=1e-15)
+    summary = read_summary(folder_of(config))
+    assert summary is not None
+    assert summary["metrics"]["train/loss"] == evaluations["value"].iloc[-1]
