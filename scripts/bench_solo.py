@@ -26,7 +26,8 @@ from normexp.models import build_model, initialize
 from normexp.norms import NormFactory
 from normexp.training.optim import build_lr, build_optimizer, group_parameters
 from normexp.training.recorder import Recorder
-from normexp.training.solo import SoloModule, WindowSource, quiet_lightning
+from normexp.training.solo import SoloModule, quiet_lightning
+from normexp.training.windows import WindowSource
 
 
 def build(data: Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:

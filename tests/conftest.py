@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,3 +27,9 @@ def _own_entries_only() -> Iterator[None]:
     for registry, names in before:
         for name in set(registry.names()) - names:
             del registry._entries[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_machine_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests and whatever else trains on this machine do not wait for each other."""
+    os.environ["NORMEXP_LOCK_DIR"] = str(tmp_path_factory.mktemp("machine"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,6 @@ def _hold(*, is_exclusive: bool, waiting_for: str) -> Iterator[None]:
 
 
 def _lock_file() -> IO[bytes]:
-    """Return the lock file of this user, open."""
-    path = Path(tempfile.gettempdir()) / f"normexp-{getpass.getuser()}.lock"
-    return path.open("ab")
+    """Return the lock file of this user, open; ``NORMEXP_LOCK_DIR`` moves it, as tests do."""
+    folder = os.environ.get("NORMEXP_LOCK_DIR") or tempfile.gettempdir()
+    return (Path(folder) / f"normexp-{getpass.getuser()}.lock").open("ab")

@@ -20,7 +20,7 @@ from normexp.errors import HeldElsewhereError
 from normexp.launch.machine import training_share
 from normexp.launch.plan import Job
 from normexp.launch.progress import SweepProgress
-from normexp.records import SCHEMA_VERSION, hold_lock, read_history, read_summary, write_json
+from normexp.records import hold_lock, read_history, read_summary, run_id, write_json
 from normexp.records.schema import SUMMARY_FILE
 
 # Seconds that a run gets to write its record after it was told to stop.
@@ -137,33 +137,19 @@ def _finish(ended: _Running) -> str:
 
 def _describe_death(job: Job, reason: str) -> dict[str, Any]:
     """Return the summary of a run whose process could not write one."""
-    from normexp.records import run_id
-    from normexp.training.check import describe_layers
+    from normexp.training.summary import build_summary
 
     facts, config = job.cell.facts, job.cell.config
     history = read_history(job.folder)
-    updates = int(history["update"].max()) if len(history) else 0
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id(job.seed, config.to_plain(), facts.data_fingerprint),
-        "cell": facts.cell,
-        "seed": job.seed,
-        "status": "failed",
-        "reason": reason,
-        "metrics": {},
-        "totals": {
-            "updates": updates,
-            "planned_updates": job.num_updates,
-            "samples": updates * facts.plan.effective_batch_size,
-            "effective_batch_size": facts.plan.effective_batch_size,
-        },
-        "model": {
-            "num_parameters": facts.num_parameters,
-            "min_statistic_set": facts.min_statistic_set,
-            "norm_layers": describe_layers(facts.norm_layers),
-        },
-        "parameter_groups": [],
-    }
+    return build_summary(
+        facts,
+        run_id=run_id(job.seed, config.to_plain(), facts.data_fingerprint),
+        seed=job.seed,
+        status="failed",
+        reason=reason,
+        metrics={},
+        updates=int(history["update"].max()) if len(history) else 0,
+    )
 
 
 def _stop(running: Sequence[_Running]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -14,8 +11,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from normexp.analysis import check_request
-from normexp.config.compose import expand_grid, load_plugins, to_cell
-from normexp.launch.plan import PlannedCell, common_folder, make_folder, save_plan, short_key
+from normexp.config.compose import expand_grid
+from normexp.launch.check import check_sweep
+from normexp.launch.plan import make_folder, save_plan, short_key
 from normexp.launch.task import TrainTask
 from normexp.records import hold_lock
 
@@ -54,7 +52,8 @@ class GridSweeper(Sweeper):
             for overrides in jobs
         ]
         assert isinstance(self.task, TrainTask)
-        folder = check_sweep(self.task, composed)
+        folder, self.task.cells = check_sweep(composed)
+        self.task.folder = folder
         # A command line that pins an axis of the grid leaves it a factor that may be asked for.
         factors = dict.fromkeys([*axes, *(key for block in experiment["grid"] for key in block)])
         check_request(
@@ -66,41 +65,3 @@ class GridSweeper(Sweeper):
             save_plan(folder, self.task.cells, axes=axes, command=self.task.command)
             overrides = [list(cell.overrides) for cell in self.task.cells]
             return self.launcher.launch(overrides, initial_job_idx=0)
-
-
-def check_sweep(task: TrainTask, composed: Sequence[tuple[DictConfig, tuple[str, ...]]]) -> Path:
-    """Check every cell and leave the cells and their folder on the task.
-
-    Configurations that differ only in their seeds are one cell with all of them.
-
-    Args:
-        task: Hydra's task function.
-        composed: Composed configurations with the overrides that made them.
-
-    Returns:
-        The experiment's folder.
-
-    Raises:
-        UserError: On the first cell that cannot work; nothing has been written then.
-    """
-    from normexp.training.check import check_cell, resolve_cell
-
-    cells: list[PlannedCell] = []
-    for config, overrides in composed:
-        cell = to_cell(config)
-        load_plugins(cell.plugins)
-        cell = resolve_cell(cell)
-        facts = check_cell(cell)
-        cells.append(PlannedCell(cell, facts, overrides))
-    task.folder = common_folder(cells)
-    unique: dict[str, PlannedCell] = {}
-    for planned in cells:
-        kept = unique.setdefault(planned.facts.cell, planned)
-        if kept is not planned:
-            kept.config.seeds = list(dict.fromkeys([*kept.config.seeds, *planned.config.seeds]))
-            seeds = ",".join(map(str, kept.config.seeds))
-            others = [word for word in kept.overrides if not word.startswith("seeds=")]
-            merged = replace(kept, overrides=(*others, f"seeds=[{seeds}]"))
-            unique[planned.facts.cell] = merged
-    task.cells = list(unique.values())
-    return task.folder

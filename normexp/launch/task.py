@@ -41,20 +41,20 @@ class TrainTask:
         Args:
             composed: What Hydra composed.
         """
+        from normexp.launch.check import check_sweep
         from normexp.launch.machine import training_share
         from normexp.launch.plan import missing_jobs, save_plan
         from normexp.launch.progress import SweepProgress
-        from normexp.launch.sweeper import check_sweep
         from normexp.training.cell import train_cell
 
         planned = self.cells
-        folder = check_sweep(self, [(composed, ())])
+        self.folder, self.cells = check_sweep([(composed, ())])
         (cell,) = self.cells
         experiment = cell.config.experiment
         if experiment.grid and not planned:
             expected = "is a grid of cells, and train takes one: normexp run experiment="
             raise UserError("experiment", experiment.name, f"{expected}{experiment.name}")
-        save_plan(folder, self.cells, axes=[], command=self.command, is_addition=True)
+        save_plan(self.folder, self.cells, axes=[], command=self.command, is_addition=True)
         # A launcher that runs a sweep's jobs in this process leaves the sweep's cells in place.
         self.cells = planned or self.cells
         jobs = missing_jobs([cell])

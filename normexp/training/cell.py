@@ -19,7 +19,6 @@ from normexp.measure import running_statistic_error, summarize
 from normexp.models import initialize
 from normexp.records import (
     FINAL_STATUSES,
-    SCHEMA_VERSION,
     Status,
     cut_journal,
     describe_environment,
@@ -38,19 +37,14 @@ from normexp.records.schema import (
     JOURNAL_FILE,
     SUMMARY_FILE,
 )
-from normexp.training.check import CellFacts, build_cell_model, check_cell, describe_layers
+from normexp.training.check import CellFacts, build_cell_model, check_cell
+from normexp.training.checkpoint import TimedCheckpoint, restore
 from normexp.training.optim import ParameterGroup, build_lr, build_optimizer, group_parameters
 from normexp.training.recorder import Recorder
-from normexp.training.solo import (
-    Diverged,
-    EvaluationSource,
-    SoloModule,
-    TimedCheckpoint,
-    WindowSource,
-    quiet_lightning,
-    restore,
-)
+from normexp.training.solo import Diverged, SoloModule, quiet_lightning
+from normexp.training.summary import build_summary
 from normexp.training.trackers import build_trackers, close_trackers
+from normexp.training.windows import EvaluationSource, WindowSource
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -300,37 +294,19 @@ class _Run:
         self, module: SoloModule, ending: Ending, extra: dict[str, float], resumed_from: int
     ) -> None:
         """Write the last file of a run: with it, the run has ended."""
-        plan = self.facts.plan
-        write_json(
-            self.folder / SUMMARY_FILE,
-            {
-                "schema_version": SCHEMA_VERSION,
-                "run_id": self.identifier,
-                "cell": self.facts.cell,
-                "seed": self.seed,
-                "status": ending.status,
-                "reason": ending.reason,
-                "metrics": {**module.recorder.latest, **extra},
-                "totals": {
-                    "samples": module.samples,
-                    "updates": module.update,
-                    "planned_updates": plan.num_updates,
-                    "micro_steps": module.update * plan.accumulation_steps,
-                    "epochs": module.samples / plan.num_train,
-                    "dropped_samples": plan.dropped_samples,
-                    "dropped_samples_per_epoch": plan.dropped_per_epoch,
-                    "effective_batch_size": plan.effective_batch_size,
-                    "wall_s": module.recorder.wall_s,
-                    "resumed_from_update": resumed_from,
-                },
-                "model": {
-                    "num_parameters": self.facts.num_parameters,
-                    "min_statistic_set": self.facts.min_statistic_set,
-                    "norm_layers": describe_layers(self.facts.norm_layers),
-                },
-                "parameter_groups": [group.describe() for group in self.groups],
-            },
+        summary = build_summary(
+            self.facts,
+            run_id=self.identifier,
+            seed=self.seed,
+            status=ending.status,
+            reason=ending.reason,
+            metrics={**module.recorder.latest, **extra},
+            updates=module.update,
+            wall_s=module.recorder.wall_s,
+            resumed_from_update=resumed_from,
+            parameter_groups=[group.describe() for group in self.groups],
         )
+        write_json(self.folder / SUMMARY_FILE, summary)
         if ending.status in FINAL_STATUSES:
             (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
             (self.folder / JOURNAL_FILE).unlink(missing_ok=True)

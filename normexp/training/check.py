@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,22 +192,6 @@ def resolve_cell(config: CellConfig) -> CellConfig:
         entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
         choice.params = entry.complete_params(choice.params, reserved=reserved)
     return config
-
-
-def describe_layers(layers: tuple[NormLayer, ...]) -> list[Mapping[str, Any]]:
-    """Return norm layers as the record of a run holds them."""
-    return [
-        {
-            "path": layer.path,
-            "name": layer.name,
-            "role": layer.role,
-            "input_shape": list(layer.input_shape),
-            "statistic_axes": list(layer.statistic_axes),
-            "statistic_set_size": layer.statistic_set_size,
-            "params": dict(layer.params),
-        }
-        for layer in layers
-    ]
 
 
 def _check_optimization(config: CellConfig) -> None:

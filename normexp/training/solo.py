@@ -12,11 +12,9 @@ import logging
 import math
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -24,13 +22,11 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normexp.data import AugmentDraws, Dataset, Split, augment, draw_augmentation
-from normexp.data.batches import IndexStream, UpdatePlan
+from normexp.data import Split
+from normexp.data.batches import UpdatePlan
 from normexp.measure import check_finite_buffers
 from normexp.training.recorder import Recorder
-
-# A window holds at most this many samples, so that its gathered inputs stay small.
-_WINDOW_SAMPLES = 8192
+from normexp.training.windows import Window
 
 
 class Diverged(Exception):
@@ -45,96 +41,6 @@ class Diverged(Exception):
         super().__init__(reason)
         self.update = update
         self.reason = reason
-
-
-class Window(NamedTuple):
-    """Ready micro-batches of consecutive updates.
-
-    Attributes:
-        inputs: Shape ``(updates, accumulation_steps, micro_batch_size, C, H, W)``.
-        targets: Shape ``(updates, accumulation_steps, micro_batch_size)``.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-
-
-class WindowSource:
-    """Windows from the update that the module has reached to its next evaluation.
-
-    Args:
-        module: Tells where training stands and on which device.
-        stream: Sample indices of every update.
-        data: Data set of the run.
-        augment_params: ``crop_padding`` and ``horizontal_flip``.
-        window_updates: Most updates of a window.
-    """
-
-    def __init__(
-        self,
-        module: SoloModule,
-        stream: IndexStream,
-        data: Dataset,
-        augment_params: dict[str, Any],
-        window_updates: int,
-    ) -> None:
-        self.module = module
-        self.stream = stream
-        self.train = data.train
-        self.augment_params = augment_params
-        self.is_augmented = any(augment_params.values())
-        size = stream.plan.effective_batch_size
-        self.window_updates = max(1, min(window_updates, _WINDOW_SAMPLES // size))
-
-    def __iter__(self) -> Iterator[Window]:
-        plan = self.stream.plan
-        end = plan.evaluation_updates[self.module.evaluation]
-        update = self.module.update
-        while update < end:
-            count = min(self.window_updates, end - update)
-            yield self.window(update, count)
-            update += count
-
-    def window(self, first_update: int, num_updates: int) -> Window:
-        """Return the micro-batches of ``num_updates`` updates from ``first_update`` on."""
-        plan, seed = self.stream.plan, self.stream.seed
-        device = self.module.device
-        split = self.module.split_on_device(self.train)
-        indices = self.stream.indices(first_update, num_updates).reshape(-1)
-        index = torch.from_numpy(indices).to(device)
-        inputs, targets = split.inputs[index], split.targets[index]
-        if self.is_augmented:
-            draws = [
-                draw_augmentation(seed, update, plan.effective_batch_size, **self.augment_params)
-                for update in range(first_update, first_update + num_updates)
-            ]
-            inputs = augment(inputs, AugmentDraws.concatenate(draws).to(device))
-        shape = (num_updates, plan.accumulation_steps, plan.micro_batch_size)
-        return Window(inputs.reshape(*shape, *inputs.shape[1:]), targets.reshape(shape))
-
-
-class EvaluationSource:
-    """The batches of a split, in order, all samples once.
-
-    Args:
-        module: Tells the device.
-        split: Samples to evaluate.
-        batch_size: Samples of one forward pass; it does not change the numbers but their
-            last digits.
-    """
-
-    def __init__(self, module: SoloModule, split: Split, batch_size: int) -> None:
-        self.module = module
-        self.split = split
-        self.batch_size = batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        split = self.module.split_on_device(self.split)
-        yield from zip(
-            torch.split(split.inputs, self.batch_size),
-            torch.split(split.targets, self.batch_size),
-            strict=True,
-        )
 
 
 class SoloModule(pl.LightningModule):
@@ -169,13 +75,13 @@ class SoloModule(pl.LightningModule):
         self.lr = lr
         self.update = 0
         self.evaluation = 0
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._sums: dict[str, Tensor | int] = {}
         self._splits: dict[int, Split] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer that the module was given."""
-        return self._optimizer
+        return self.optimizer
 
     def split_on_device(self, split: Split) -> Split:
         """Return a split's tensors on the module's device, moved there once."""
@@ -298,59 +204,6 @@ class SoloModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add where the run stands; plain types only, so that any torch loads it."""
         checkpoint["progress"] = {"update": self.update, "evaluation": self.evaluation}
-
-
-class TimedCheckpoint(pl.Callback):
-    """Write a checkpoint now and then, whole or not at all.
-
-    Lightning's own resume point in the middle of an epoch is not exact; here a checkpoint is
-    written between two windows, and windows are functions of the update alone.
-
-    Args:
-        path: Where the checkpoint stands.
-        interval_s: Least seconds between two checkpoints.
-    """
-
-    def __init__(self, path: Path, interval_s: float) -> None:
-        self.path = path
-        self.interval_s = interval_s
-        self._last = time.monotonic()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
-        """Write, unless an evaluation is due first."""
-        assert isinstance(pl_module, SoloModule)
-        if pl_module.update < pl_module.plan.evaluation_updates[pl_module.evaluation]:
-            self._write(trainer)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write after an evaluation, unless it was the last."""
-        assert isinstance(pl_module, SoloModule)
-        if pl_module.evaluation < pl_module.plan.num_evaluations:
-            self._write(trainer)
-
-    def _write(self, trainer: pl.Trainer) -> None:
-        if time.monotonic() - self._last < self.interval_s:
-            return
-        temporary = self.path.with_suffix(".partial")
-        trainer.save_checkpoint(temporary)
-        temporary.replace(self.path)
-        self._last = time.monotonic()
-
-
-def restore(module: SoloModule, path: Path) -> None:
-    """Bring a module and its optimizer to where a checkpoint stands.
-
-    Args:
-        module: Module with the optimizer of the same configuration.
-        path: The checkpoint.
-    """
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    module.load_state_dict(checkpoint["state_dict"])
-    module._optimizer.load_state_dict(checkpoint["optimizer_states"][0])
-    module.update = checkpoint["progress"]["update"]
-    module.evaluation = checkpoint["progress"]["evaluation"]
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import pytest
 from normexp.launch.machine import training_share, whole_machine
 
 HOLDER = """
-import sys, tempfile
-tempfile.tempdir = sys.argv[1]
+import os, sys
+os.environ["NORMEXP_LOCK_DIR"] = sys.argv[1]
 from normexp.launch import machine
 with getattr(machine, sys.argv[2])():
     print("held", flush=True)
@@ -22,7 +22,7 @@ with getattr(machine, sys.argv[2])():
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("NORMEXP_LOCK_DIR", str(tmp_path))
 
 
 def hold_elsewhere(tmp_path: Path, kind: str) -> subprocess.Popen[str]:

@@ -20,7 +20,8 @@ from normexp.models import initialize
 from normexp.training.check import build_cell_model, build_plan
 from normexp.training.optim import build_lr, build_optimizer, group_parameters
 from normexp.training.recorder import Recorder
-from normexp.training.solo import SoloModule, WindowSource, quiet_lightning
+from normexp.training.solo import SoloModule, quiet_lightning
+from normexp.training.windows import WindowSource
 
 PER_SAMPLE_NORMS = [
     "group_norm",

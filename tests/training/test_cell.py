@@ -21,7 +21,7 @@ from normexp.launch.pool import fork_server
 from normexp.models import initialize
 from normexp.norms import NORMS
 from normexp.records import read_history, read_journal, read_json, read_summary, write_json
-from normexp.training import solo
+from normexp.training import solo, windows
 from normexp.training.cell import train_cell
 from normexp.training.check import build_cell_model, check_cell
 
@@ -76,7 +76,7 @@ def test_the_windows_of_all_arms_hold_the_same_samples(make_cell: MakeCell) -> N
         plan = check_cell(config).plan
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         module = solo.SoloModule(model, plan=plan, optimizer=optimizer, lr=lambda _: 0.1)
-        source = solo.WindowSource(
+        source = windows.WindowSource(
             module,
             IndexStream(plan, 0),
             data,
@@ -191,14 +191,14 @@ def test_a_buffer_that_is_not_finite_ends_the_run_and_is_named(
 def test_a_failing_seed_does_not_stop_the_others(
     make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = solo.WindowSource.window
+    real = windows.WindowSource.window
 
-    def fail_for_seed_0(source: solo.WindowSource, *arguments: Any) -> solo.Window:
+    def fail_for_seed_0(source: windows.WindowSource, *arguments: Any) -> windows.Window:
         if source.stream.seed == 0:
             raise RuntimeError("no memory\nsecond line")
         return real(source, *arguments)
 
-    monkeypatch.setattr(solo.WindowSource, "window", fail_for_seed_0)
+    monkeypatch.setattr(windows.WindowSource, "window", fail_for_seed_0)
     config = make_cell(seeds=[0, 1])
     train_cell(config)
     first, second = (read_summary(folder_of(config, seed)) for seed in (0, 1))
@@ -212,7 +212,7 @@ def test_a_failing_seed_does_not_stop_the_others(
 def _interrupt_at(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = solo.SoloModule.training_step
 
-    def step(module: solo.SoloModule, window: solo.Window, batch_idx: int) -> None:
+    def step(module: solo.SoloModule, window: windows.Window, batch_idx: int) -> None:
         if module.update >= update:
             raise KeyboardInterrupt
         real(module, window, batch_idx)
