@@ -164,6 +164,17 @@ def expand_grid(
     return [list(cell) for cell in cells], list(axes)
 
 
+def pins_one_cell(grid: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> bool:
+    """Tell whether overrides alone choose one cell of a grid: each axis of some block is set.
+
+    Args:
+        grid: Blocks of an experiment; without any there is nothing to choose.
+        overrides: The command line's, without sweeps.
+    """
+    pinned = {_key_of(word) for word in overrides}
+    return not grid or any(set(block) <= pinned for block in grid)
+
+
 def split_overrides(
     overrides: Sequence[str], config_loader: ConfigLoader | None = None
 ) -> tuple[list[str], dict[str, list[str]]]:

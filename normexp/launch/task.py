@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from normexp.config.compose import pins_one_cell
 from normexp.errors import UserError
 from normexp.records import read_summary
 
@@ -51,7 +53,7 @@ class TrainTask:
         self.folder, self.cells = check_sweep([(composed, ())])
         (cell,) = self.cells
         experiment = cell.config.experiment
-        if experiment.grid and not planned:
+        if not planned and not pins_one_cell(experiment.grid, HydraConfig.get().overrides.task):
             expected = "is a grid of cells, and train takes one: normexp run experiment="
             raise UserError("experiment", experiment.name, f"{expected}{experiment.name}")
         save_plan(self.folder, self.cells, axes=[], command=self.command, is_addition=True)

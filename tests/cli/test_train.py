@@ -13,7 +13,7 @@ from normexp.records import find_runs, hold_lock, read_plan, read_summary
 
 SMALL = [
     "model=mlp",
-    "model.params.depth=1",
+    "model.params.num_hidden_layers=1",
     "norm=no_norm",
     "budget.epochs=null",
     "budget.updates=8",
@@ -74,7 +74,7 @@ def test_a_run_can_be_made_again_from_its_record(tmp_path: Path) -> None:
     (run,) = find_runs(tmp_path / "results" / "scratch")
     config = yaml.safe_load((run / "config.yaml").read_text())
     words = [
-        f"model.params.depth={config['model']['params']['depth']}",
+        f"model.params.num_hidden_layers={config['model']['params']['num_hidden_layers']}",
         f"optimizer.lr={config['optimizer']['lr']}",
         f"model={config['model']['name']}",
         f"norm={config['norm']['name']}",

@@ -165,9 +165,17 @@ def test_a_third_start_has_nothing_to_do(conf: Path, undisturbed: Path) -> None:
     before = results(undisturbed)
     root = undisturbed.parent
     outcome = normexp(*command("sweep", conf, root, "trainer.checkpoint_interval_s=9"))
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err) == (0, "all 4 runs are on disk already\n")
     assert outcome.out.startswith("4 completed; ")
     assert results(undisturbed) == before
+
+
+def test_train_takes_one_cell_and_no_grid(conf: Path, undisturbed: Path) -> None:
+    before = read_plan(undisturbed)
+    outcome = normexp(*command("train", conf, undisturbed.parent, "seeds=[1]"))
+    assert outcome.code == 2
+    assert "experiment=tiny: is a grid of cells, and train takes one" in outcome.err
+    assert read_plan(undisturbed) == before
 
 
 def test_one_cell_trained_by_itself_keeps_the_plan_of_its_experiment(
