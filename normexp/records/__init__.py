@@ -13,6 +13,7 @@ from normexp.records.schema import (
 from normexp.records.store import (
     Journal,
     cell_dir,
+    clear_partial,
     cut_journal,
     experiment_dir,
     find_runs,
@@ -40,6 +41,7 @@ __all__ = [
     "Status",
     "cell_dir",
     "cell_name",
+    "clear_partial",
     "count_cores",
     "cut_journal",
     "describe_environment",

@@ -27,6 +27,8 @@ from normexp.records.schema import (
 if TYPE_CHECKING:
     import pandas as pd
 
+# End of the name of a file that is being written; one that a kill left is worth nothing.
+_PARTIAL = ".partial"
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -38,7 +40,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         content: Text (written as UTF-8) or bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -50,6 +52,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what a kill in the middle of a write left in a folder; hold its lock meanwhile."""
+    for path in folder.glob(f"*{_PARTIAL}"):
+        path.unlink()
 
 
 def encode(value: Any) -> Any:

@@ -20,6 +20,7 @@ from normexp.models import initialize
 from normexp.records import (
     FINAL_STATUSES,
     Status,
+    clear_partial,
     cut_journal,
     describe_environment,
     hold_lock,
@@ -96,6 +97,7 @@ def train_cell(
             if summary is not None and summary["status"] in FINAL_STATUSES:
                 continue
             (folder / SUMMARY_FILE).unlink(missing_ok=True)
+            clear_partial(folder)
             _Run(config, facts, data, seed, folder, ids[-1], on_progress).train()
     return ids
 

@@ -22,6 +22,7 @@ from normexp.errors import UserError
 from normexp.records import (
     HistoryRow,
     Journal,
+    clear_partial,
     cut_journal,
     find_runs,
     hold_lock,
@@ -309,3 +310,19 @@ def test_no_process_writes_where_it_only_reads(tmp_path):
     read_summary(tmp_path)
     read_plan(tmp_path)
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_what_a_kill_left_half_written_is_cleared(tmp_path):
+    write_json(tmp_path / "summary.json", {"a": 1})
+    (tmp_path / ".lock").touch()
+    for name in (".environment.json.k3j4.partial", "checkpoint.partial"):
+        (tmp_path / name).write_text("half")
+    clear_partial(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", ".lock"}
+
+
+def test_a_file_being_written_is_one_that_a_kill_may_leave(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda _: seen.extend(tmp_path.iterdir()))
+    write_json(tmp_path / "summary.json", {"a": 1})
+    assert [path.suffix for path in seen] == [".partial"]
