@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -33,3 +34,9 @@ def _own_entries_only() -> Iterator[None]:
 def _own_machine_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests and whatever else trains on this machine do not wait for each other."""
     os.environ["NORMEXP_LOCK_DIR"] = str(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_works() -> None:
+    """A shell's background job starts with SIGINT ignored, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
