@@ -117,9 +117,7 @@ def _checked_entry(name: str, params: Mapping[str, Any]) -> Entry[DatasetCard]:
 
 def _resolve(entry: Entry[DatasetCard], params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with defaults filled in and the root made absolute."""
-    resolved = {
-        name: params.get(name, parameter.default) for name, parameter in entry.parameters().items()
-    }
+    resolved = entry.complete_params(params)
     if resolved.get("root") is not None:
         resolved["root"] = str(absolute(resolved["root"]))
     return resolved

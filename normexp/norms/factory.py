@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,12 +88,8 @@ class NormFactory:
                 raise
             key = f"norm.roles.{role}" + error.key.removeprefix("norm")
             raise UserError(key, error.value, error.expected) from None
-        defaults = {
-            name: parameter.default
-            for name, parameter in entry.parameters().items()
-            if name not in _RESERVED and parameter.default is not inspect.Parameter.empty
-        }
-        resolved = defaults | params | getattr(layer, "resolved_params", {})
+        complete = entry.complete_params(params, reserved=_RESERVED)
+        resolved = complete | getattr(layer, "resolved_params", {})
         vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved)
         return layer
 

@@ -16,7 +16,6 @@ from normexp.config.schema import CellConfig
 from normexp.data import Dataset, load_dataset
 from normexp.data.batches import IndexStream
 from normexp.measure import running_statistic_error, summarize
-from normexp.models import initialize
 from normexp.records import (
     FINAL_STATUSES,
     Status,
@@ -38,9 +37,10 @@ from normexp.records.schema import (
     JOURNAL_FILE,
     SUMMARY_FILE,
 )
-from normexp.training.check import CellFacts, build_cell_model, check_cell
+from normexp.training.build import build_start
+from normexp.training.check import CellFacts, check_cell
 from normexp.training.checkpoint import TimedCheckpoint, restore
-from normexp.training.optim import ParameterGroup, build_lr, build_optimizer, group_parameters
+from normexp.training.optim import ParameterGroup, build_lr
 from normexp.training.recorder import Recorder
 from normexp.training.solo import Diverged, SoloModule, quiet_lightning
 from normexp.training.summary import build_summary
@@ -209,20 +209,8 @@ class _Run:
     def _build(self) -> SoloModule:
         """Return the module at its first update."""
         config, plan = self.config, self.facts.plan
-        model = build_cell_model(config, self.data)
-        initialize(model, self.seed)
-        if config.precision == "64-true":
-            model.double()
-        self.groups = group_parameters(
-            model,
-            weight_decay=config.optimizer.weight_decay,
-            decay_roles=config.optimizer.decay_roles,
-        )
-        optimizer = build_optimizer(
-            config.optimizer.name,
-            self.groups,
-            lr=config.scaled_lr,
-            params=config.optimizer.params,
+        model, self.groups, optimizer = build_start(
+            config, self.data, seed=self.seed, lr=config.scaled_lr
         )
         lr = build_lr(
             config.schedule.name,

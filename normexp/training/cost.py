@@ -23,11 +23,9 @@ from normexp.measure import (
     storage_bytes,
     time_interleaved,
 )
-from normexp.models import initialize
 from normexp.records import NUMERICS_VERSION, SCHEMA_VERSION, hash_of
 from normexp.records.environment import describe_cpu
-from normexp.training.check import build_cell_model
-from normexp.training.optim import build_optimizer, group_parameters
+from normexp.training.build import build_start
 
 PREDICTION_BATCH_SIZE = 256
 WARMUP_CALLS = 5
@@ -220,21 +218,10 @@ def _build_subject(config: CellConfig) -> _Subject:
     """Return a freshly initialised model of a cell, with real samples."""
     device = _device_of(config)
     data = load_dataset(config.data.name, config.data.params)
-    model = build_cell_model(config, data)
-    initialize(model, seed=0)
-    if config.precision == "64-true":
-        model.double()
+    # A rate this small keeps the numbers of thousands of timed updates ordinary.
+    model, _, optimizer = build_start(config, data, seed=0, lr=1e-6)
     model.to(device)
     dtype = next(model.parameters()).dtype
-    groups = group_parameters(
-        model,
-        weight_decay=config.optimizer.weight_decay,
-        decay_roles=config.optimizer.decay_roles,
-    )
-    # A rate this small keeps the numbers of thousands of timed updates ordinary.
-    optimizer = build_optimizer(
-        config.optimizer.name, groups, lr=1e-6, params=config.optimizer.params
-    )
     size = config.micro_batch_size
     prediction = data.train.inputs[torch.arange(PREDICTION_BATCH_SIZE) % len(data.train)]
     return _Subject(
