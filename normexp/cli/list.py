@@ -54,7 +54,8 @@ def _list_norms() -> list[dict[str, Any]]:
         {
             "name": entry.name,
             "statistics over": {
-                f"{dims}-D": list(axes) for dims, axes in entry.card.statistic_axes.items()
+                f"{dims}-D": [" x ".join(axes) for axes in sets]
+                for dims, sets in entry.card.statistic_sets.items()
             },
             "mixes samples": entry.card.mixes_samples,
             "same in eval": entry.card.is_same_in_eval,

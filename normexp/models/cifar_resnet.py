@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from normexp.errors import UserError
 from normexp.models._registry import MODELS, ModelCard
-from normexp.models.residual import BLOCKS, ResPostBlock, build_conv
+from normexp.models.residual import (
+    BLOCKS,
+    Activation,
+    ResPostBlock,
+    build_conv,
+    choose_activation,
+)
 from normexp.norms import NormFactory
 
 CARD = ModelCard(
@@ -55,9 +61,12 @@ class CifarResNet(nn.Module):
             build_conv(num_channels, width, bias=not (has_stem_norm and norm.is_centring("stem"))),
         )
         if has_stem_norm:
-            self.stem.add_module("norm", norm(width, role="stem", dims=2))
+            self.stem.add_module("norm", norm(width, role="stem", dims=2, is_activated=True))
         # In v2 the first block starts with its own norm and relu.
-        self.is_stem_active = placement != "pre"
+        self.activate_stem: Activation | None = None
+        if placement != "pre":
+            self.activate_stem = choose_activation(norm, "stem") if has_stem_norm else F.relu
+        self.activate_final = choose_activation(norm, "final")
         block, num_in = BLOCKS[placement], width
         self.stages = nn.Sequential()
         for stage in range(num_stages):
@@ -68,17 +77,19 @@ class CifarResNet(nn.Module):
                 blocks.append(block(num_in, num_out, stride, norm, shortcut))
                 num_in = num_out
             self.stages.append(blocks)
-        self.final_norm = norm(num_in, role="final", dims=2) if placement == "pre" else None
+        self.final_norm = (
+            norm(num_in, role="final", dims=2, is_activated=True) if placement == "pre" else None
+        )
         self.classifier = nn.Linear(num_in, num_classes)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """Return the logits of a batch of images."""
         x = self.stem(x)
-        if self.is_stem_active:
-            x = F.relu(x)
+        if self.activate_stem is not None:
+            x = self.activate_stem(x)
         x = self.stages(x)
         if self.final_norm is not None:
-            x = F.relu(self.final_norm(x))
+            x = self.activate_final(self.final_norm(x))
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from normexp.errors import UserError
 from normexp.models._registry import MODELS, ModelCard
+from normexp.models.residual import choose_activation
 from normexp.norms import NormFactory
 
 CARD = ModelCard(
@@ -39,19 +39,20 @@ class Mlp(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
+        self.activate = choose_activation(norm, "block")
         self.linears = nn.ModuleList()
         self.norms = nn.ModuleList()
         for index in range(num_hidden_layers):
             num_in = num_inputs if index == 0 else width
             self.linears.append(nn.Linear(num_in, width, bias=not norm.is_centring("block")))
-            self.norms.append(norm(width, role="block", dims=1))
+            self.norms.append(norm(width, role="block", dims=0, is_activated=True))
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
         """Return the logits of a batch of samples of any shape."""
         x = x.flatten(1)
         for linear, norm in zip(self.linears, self.norms, strict=True):
-            x = F.relu(norm(linear(x)))
+            x = self.activate(norm(linear(x)))
         logits: Tensor = self.classifier(x)
         return logits
 

@@ -20,6 +20,7 @@ from normexp.norms import NormFactory
 
 Images = Float[Tensor, "n c h w"]
 Output = Float[Tensor, "n c_out h_out w_out"]
+Activation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,10 @@ class ResPostBlock(nn.Module):
         self, num_in: int, num_out: int, stride: int, norm: NormFactory, shortcut: str
     ) -> None:
         super().__init__()
+        self.activate = choose_activation(norm, "block")
         has_bias = not norm.is_centring("block")
         self.conv1 = build_conv(num_in, num_out, stride=stride, bias=has_bias)
-        self.norm1 = norm(num_out, role="block", dims=2)
+        self.norm1 = norm(num_out, role="block", dims=2, is_activated=True)
         self.conv2 = build_conv(num_out, num_out, bias=has_bias)
         self.norm2 = norm(num_out, role="block", dims=2)
         self.shortcut = build_shortcut(
@@ -115,7 +117,7 @@ class ResPostBlock(nn.Module):
 
     def forward(self, x: Images) -> Output:
         """Return the block's output."""
-        branch = F.relu(self.norm1(self.conv1(x)))
+        branch = self.activate(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(branch)) + self.shortcut(x))
 
 
@@ -126,17 +128,18 @@ class PreBlock(nn.Module):
         self, num_in: int, num_out: int, stride: int, norm: NormFactory, shortcut: str
     ) -> None:
         super().__init__()
-        self.norm1 = norm(num_in, role="block", dims=2)
+        self.activate = choose_activation(norm, "block")
+        self.norm1 = norm(num_in, role="block", dims=2, is_activated=True)
         self.conv1 = build_conv(num_in, num_out, stride=stride, bias=not norm.is_centring("block"))
-        self.norm2 = norm(num_out, role="block", dims=2)
+        self.norm2 = norm(num_out, role="block", dims=2, is_activated=True)
         self.conv2 = build_conv(num_out, num_out, bias=True)
         self.shortcut = build_shortcut(num_in, num_out, stride, shortcut, norm=None, has_bias=True)
         self.is_projected = isinstance(self.shortcut, nn.Module)
 
     def forward(self, x: Images) -> Output:
         """Return the block's output."""
-        active = F.relu(self.norm1(x))
-        branch = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        active = self.activate(self.norm1(x))
+        branch = self.conv2(self.activate(self.norm2(self.conv1(active))))
         out: Tensor = branch + self.shortcut(active if self.is_projected else x)
         return out
 
@@ -148,21 +151,22 @@ class PostBlock(nn.Module):
         self, num_in: int, num_out: int, stride: int, norm: NormFactory, shortcut: str
     ) -> None:
         super().__init__()
+        self.activate = choose_activation(norm, "block")
         # conv2 and the projection meet norm2 with only the sum between: a bias would be as
         # redundant there as right before it.
         has_bias = not norm.is_centring("block")
         self.conv1 = build_conv(num_in, num_out, stride=stride, bias=has_bias)
-        self.norm1 = norm(num_out, role="block", dims=2)
+        self.norm1 = norm(num_out, role="block", dims=2, is_activated=True)
         self.conv2 = build_conv(num_out, num_out, bias=has_bias)
-        self.norm2 = norm(num_out, role="block", dims=2)
+        self.norm2 = norm(num_out, role="block", dims=2, is_activated=True)
         self.shortcut = build_shortcut(
             num_in, num_out, stride, shortcut, norm=None, has_bias=has_bias
         )
 
     def forward(self, x: Images) -> Output:
         """Return the block's output."""
-        branch = self.conv2(F.relu(self.norm1(self.conv1(x))))
-        return F.relu(self.norm2(branch + self.shortcut(x)))
+        branch = self.conv2(self.activate(self.norm1(self.conv1(x))))
+        return self.activate(self.norm2(branch + self.shortcut(x)))
 
 
 class NoneBlock(nn.Module):
@@ -179,6 +183,11 @@ class NoneBlock(nn.Module):
     def forward(self, x: Images) -> Output:
         """Return the block's output."""
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
+
+
+def choose_activation(norm: NormFactory, role: str) -> Activation:
+    """Return what follows a norm of that role directly: relu, unless it brings its own."""
+    return return_input if norm.includes_activation(role) else F.relu
 
 
 BLOCKS: dict[str, Callable[[int, int, int, NormFactory, str], nn.Module]] = {

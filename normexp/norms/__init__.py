@@ -1,6 +1,15 @@
 """Normalization layers: one file a norm, each with a card of what it declares about itself."""
 
-from normexp.norms._registry import NORMS, NormCard, check_dims
+from normexp.norms._registry import (
+    NORMS,
+    RESERVED,
+    SHAPES,
+    Axis,
+    NormCard,
+    StatisticSet,
+    WeightCard,
+    check_dims,
+)
 from normexp.norms.factory import ROLES, NormFactory, NormRecord
 from normexp.norms.layers import (
     NormLayer,
@@ -11,11 +20,16 @@ from normexp.norms.layers import (
 
 __all__ = [
     "NORMS",
+    "RESERVED",
     "ROLES",
+    "SHAPES",
+    "Axis",
     "NormCard",
     "NormFactory",
     "NormLayer",
     "NormRecord",
+    "StatisticSet",
+    "WeightCard",
     "check_dims",
     "check_statistic_sets",
     "compute_statistic_set_size",

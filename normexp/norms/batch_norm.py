@@ -9,14 +9,24 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y_c = (x_c - mean) / sqrt(var + eps) * weight_c + bias_c",
     source="Ioffe & Szegedy, ICML 2015, Algorithm 1 (torch.nn.BatchNorm1d, BatchNorm2d)",
-    dims=(1, 2),
-    statistic_axes={1: ("batch",), 2: ("batch", "position")},
+    dims=(0, 2),
+    statistic_sets={0: (("batch",),), 2: (("batch", "position"),)},
     is_centring=True,
+    divisor="M",
+    eps_place="inside_sqrt",
     mixes_samples=True,
     mixes_positions=True,
     is_same_in_eval=False,
+    is_shift_invariant=True,
+    is_scale_invariant=True,
     state=("running_mean", "running_var", "num_batches_tracked"),
+    parameters={"weight": ("C",), "bias": ("C",)},
+    single_value="raises",
+    takes_mask=False,
+    keeps_channels_last=True,
     kernel="native (torch.nn.functional.batch_norm)",
+    kernel_cpu="fused",
+    kernel_cuda="fused",
 )
 
 
@@ -39,7 +49,7 @@ def build_batch_norm(
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
         eps: Added to the variance, inside the square root.
         affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a channel.
         momentum: Weight of the new batch in the running statistics (torch's sense; decay is one
@@ -49,7 +59,7 @@ def build_batch_norm(
         A module that keeps the input's shape.
 
     Raises:
-        UserError: If ``dims`` is neither 1 nor 2.
+        UserError: If ``dims`` is neither 0 nor 2.
 
     Source:
         Ioffe & Szegedy, "Batch Normalization", ICML 2015, Algorithms 1 and 2.

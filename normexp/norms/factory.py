@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from normexp.errors import UserError, choices_hint
-from normexp.norms._registry import NORMS, NormCard
+from normexp.norms._registry import NORMS, RESERVED, NormCard
 from normexp.registry import Entry
 
 ROLES = ("stem", "block", "downsample", "final")
-
-_RESERVED = frozenset({"dims"})
 
 
 @dataclass(frozen=True)
 class NormRecord:
     """What a norm layer is; every layer that a factory built carries one as ``norm_record``.
+
+    A module whose weight a factory parametrized carries one as ``weight_norm_record``.
 
     Attributes:
         name: The norm.
@@ -57,41 +58,66 @@ class NormFactory:
 
     def __post_init__(self) -> None:
         """Check every name and option, so that nothing is left to find out when building."""
-        _get_checked(self.name, self.params, key="norm")
+        _check_choice(self.name, self.params, key="norm")
         for role, choice in self.roles.items():
             key = f"norm.roles.{role}"
             if role not in ROLES:
                 raise UserError(key, choice, f"there is no such role; {choices_hint(role, ROLES)}")
             if not isinstance(choice, Mapping) or not {"name"} <= set(choice) <= {"name", "params"}:
                 raise UserError(key, choice, "a mapping with name and params is needed")
-            _get_checked(choice["name"], choice.get("params") or {}, key=key)
+            _check_choice(choice["name"], choice.get("params") or {}, key=key)
 
-    def __call__(self, num_features: int, *, role: str, dims: int) -> nn.Module:
+    def __call__(
+        self, num_features: int, *, role: str, dims: int, is_activated: bool = False
+    ) -> nn.Module:
         """Build the layer of one role.
 
         Args:
             num_features: Channels C of its input.
             role: The layer's place: stem, block, downsample or final.
-            dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+            dims: Number of position axes of its input: 0 for features ``[N, C]``, 1 for
+                sequences ``[N, L, C]``, 2 for images ``[N, C, H, W]``.
+            is_activated: Whether an activation stands right behind it. A norm that brings its own
+                activation applies it there, and the model leaves out its own; see
+                ``includes_activation``.
 
         Returns:
             A module that keeps its input's shape and carries a ``norm_record``.
 
         Raises:
-            UserError: If the norm is not defined for such an input.
+            UserError: If the norm is not defined for such an input, or needs a condition.
         """
         entry, params = self._choose(role)
-        try:
-            layer: nn.Module = entry.build(num_features, dims=dims, **params)
-        except UserError as error:
-            if role not in self.roles:
-                raise
-            key = f"norm.roles.{role}" + error.key.removeprefix("norm")
-            raise UserError(key, error.value, error.expected) from None
-        complete = entry.complete_params(params, reserved=_RESERVED)
+        if entry.card.takes_condition:
+            expected = "a condition goes in with every input: for models of your own"
+            raise UserError("norm", entry.name, expected)
+        given = {"is_activated": is_activated} if entry.card.includes_activation else {}
+        with self._naming_role(role):
+            layer: nn.Module = entry.build(num_features, dims=dims, **given, **params)
+        complete = entry.complete_params(params, reserved=RESERVED)
         resolved = complete | getattr(layer, "resolved_params", {})
         vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved)
         return layer
+
+    def parametrize(self, module: nn.Module, *, role: str) -> nn.Module:
+        """Let the norm of one role act on a module's weight, if it is one that does.
+
+        Args:
+            module: A convolution or linear layer; changed in place.
+            role: The place of the norm that the module belongs to.
+
+        Returns:
+            The module, with a ``weight_norm_record`` if its weight is normalized now.
+        """
+        entry, params = self._choose(role)
+        card = entry.card.weight
+        if card is None:
+            return module
+        complete = entry.complete_params(params, reserved=RESERVED)
+        with self._naming_role(role):
+            parametrized = card.parametrize(module, **complete)
+        vars(parametrized)["weight_norm_record"] = NormRecord(entry.name, role, complete)
+        return parametrized
 
     def get_card(self, role: str) -> NormCard:
         """Return the card of the norm of one role."""
@@ -100,6 +126,10 @@ class NormFactory:
     def is_centring(self, role: str) -> bool:
         """Tell whether the norm of that role subtracts a mean, so that no bias goes before it."""
         return self.get_card(role).is_centring
+
+    def includes_activation(self, role: str) -> bool:
+        """Tell whether the norm of that role brings its own activation."""
+        return self.get_card(role).includes_activation
 
     def get_name(self, role: str) -> str:
         """Return the name of the norm of one role."""
@@ -118,10 +148,21 @@ class NormFactory:
             return NORMS.get(self.name, key="norm"), dict(self.params)
         return NORMS.get(choice["name"], key="norm"), dict(choice.get("params") or {})
 
+    @contextmanager
+    def _naming_role(self, role: str) -> Iterator[None]:
+        """Let an error say the role's key, where the role has a norm of its own."""
+        try:
+            yield
+        except UserError as error:
+            if role not in self.roles:
+                raise
+            key = f"norm.roles.{role}" + error.key.removeprefix("norm")
+            raise UserError(key, error.value, error.expected) from None
 
-def _get_checked(name: str, params: Mapping[str, Any], *, key: str) -> None:
+
+def _check_choice(name: str, params: Mapping[str, Any], *, key: str) -> None:
     """Raise unless the norm exists and its builder takes these options."""
-    NORMS.get(name, key=key).check_params(params, key=f"{key}.params", reserved=_RESERVED)
+    NORMS.get(name, key=key).check_params(params, key=f"{key}.params", reserved=RESERVED)
     eps, momentum = params.get("eps"), params.get("momentum")
     if eps is not None and eps <= 0:
         raise UserError(f"{key}.params.eps", eps, "a number above 0 is needed")

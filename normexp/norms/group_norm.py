@@ -12,14 +12,24 @@ DEFAULT_NUM_GROUPS = 8
 CARD = NormCard(
     formula="y_c = (x_c - mean_g) / sqrt(var_g + eps) * weight_c + bias_c, g the group of c",
     source="Wu & He, ECCV 2018, section 3.1 (torch.nn.GroupNorm)",
-    dims=(1, 2),
-    statistic_axes={1: ("group",), 2: ("group", "position")},
+    dims=(0, 2),
+    statistic_sets={0: (("group",),), 2: (("group", "position"),)},
     is_centring=True,
+    divisor="M",
+    eps_place="inside_sqrt",
     mixes_samples=False,
     mixes_positions=True,
     is_same_in_eval=True,
+    is_shift_invariant=True,
+    is_scale_invariant=True,
     state=(),
+    parameters={"weight": ("C",), "bias": ("C",)},
+    single_value="raises at N=1, else zero",
+    takes_mask=False,
+    keeps_channels_last=True,
     kernel="native (torch.nn.functional.group_norm)",
+    kernel_cpu="fused",
+    kernel_cuda="fused",
 )
 
 
@@ -52,7 +62,7 @@ def build_group_norm(
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
         num_groups: Number of groups, the same in every layer; 8 when neither is given.
         channels_per_group: Channels in a group, the same in every layer, instead of num_groups.
         eps: Added to the variance, inside the square root.
@@ -62,7 +72,7 @@ def build_group_norm(
         A module that keeps the input's shape, with ``resolved_params``.
 
     Raises:
-        UserError: If ``dims`` is neither 1 nor 2, both or bad group numbers are given, or the
+        UserError: If ``dims`` is neither 0 nor 2, both or bad group numbers are given, or the
             channels cannot be divided so.
 
     Source:

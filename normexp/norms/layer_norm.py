@@ -13,14 +13,24 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y = (x - mean) / sqrt(var + eps) * weight + bias over the last axis",
     source="Ba, Kiros & Hinton, arXiv:1607.06450, equation 3 (torch.nn.LayerNorm)",
-    dims=(1,),
-    statistic_axes={1: ("channel",)},
+    dims=(0,),
+    statistic_sets={0: (("channel",),)},
     is_centring=True,
+    divisor="M",
+    eps_place="inside_sqrt",
     mixes_samples=False,
     mixes_positions=False,
     is_same_in_eval=True,
+    is_shift_invariant=True,
+    is_scale_invariant=True,
     state=(),
+    parameters={"weight": ("C",), "bias": ("C",)},
+    single_value="zero",
+    takes_mask=False,
+    keeps_channels_last=False,
     kernel="native (torch.nn.functional.layer_norm)",
+    kernel_cpu="fused",
+    kernel_cuda="fused",
 )
 
 
@@ -35,7 +45,7 @@ def build_layer_norm(
 
     Args:
         num_features: Features C.
-        dims: 1, features ``[N, C]``.
+        dims: 0, features ``[N, C]``.
         eps: Added to the variance, inside the square root.
         affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a feature.
 
@@ -43,7 +53,7 @@ def build_layer_norm(
         A module that keeps the input's shape.
 
     Raises:
-        UserError: If ``dims`` is not 1.
+        UserError: If ``dims`` is not 0.
 
     Source:
         Ba, Kiros & Hinton, "Layer Normalization", arXiv:1607.06450, 2016, equation 3.

@@ -15,15 +15,25 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y_chw = (x_chw - mean_hw) / sqrt(var_hw + eps) * weight_c + bias_c over C",
     source="Liu et al., CVPR 2022 (ConvNeXt), section 2.6 (torch.nn.functional.layer_norm)",
-    dims=(1, 2),
-    statistic_axes={1: ("channel",), 2: ("channel",)},
+    dims=(0, 2),
+    statistic_sets={0: (("channel",),), 2: (("channel",),)},
     is_centring=True,
+    divisor="M",
+    eps_place="inside_sqrt",
     mixes_samples=False,
     mixes_positions=False,
     is_same_in_eval=True,
+    is_shift_invariant=True,
+    is_scale_invariant=True,
     state=(),
+    parameters={"weight": ("C",), "bias": ("C",)},
+    single_value="zero",
+    takes_mask=False,
+    keeps_channels_last=True,
     kernel="native (torch.nn.functional.layer_norm on the permuted tensor; the output of images "
     "has channels-last strides)",
+    kernel_cpu="fused",
+    kernel_cuda="fused",
 )
 
 
@@ -59,7 +69,7 @@ def build_layer_norm_channel(
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
         eps: Added to the variance, inside the square root; ConvNeXt's default.
         affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a channel.
 
@@ -67,12 +77,12 @@ def build_layer_norm_channel(
         A module that keeps the input's shape.
 
     Raises:
-        UserError: If ``dims`` is neither 1 nor 2.
+        UserError: If ``dims`` is neither 0 nor 2.
 
     Source:
         Liu et al., "A ConvNet for the 2020s", CVPR 2022, section 2.6.
     """
     check_dims("layer_norm_channel", dims, supported=CARD.dims, instead="images or features")
-    if dims == 1:
+    if dims == 0:
         return nn.LayerNorm(num_features, eps=eps, elementwise_affine=affine)
     return LayerNormChannel(num_features, eps=eps, affine=affine)

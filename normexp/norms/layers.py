@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normexp.errors import UserError
-from normexp.norms._registry import NORMS
+from normexp.norms._registry import NORMS, Axis, StatisticSet
 from normexp.norms.factory import NormRecord
 
 
@@ -25,19 +25,25 @@ class NormLayer:
         name: The norm.
         role: The layer's place in the model.
         input_shape: Its input in one micro-step, the micro-batch first.
-        statistic_axes: The axes that one statistic is computed over.
-        statistic_set_size: M, the number of elements that share a statistic; None where there
-            is no statistic.
+        statistic_sets: The axes that each of its statistics is computed over.
+        statistic_set_sizes: M, the number of elements that share a statistic, for each of them.
         params: Every option with its value in this layer.
+        problem: Why the layer cannot work on this input; None if it can.
     """
 
     path: str
     name: str
     role: str
     input_shape: tuple[int, ...]
-    statistic_axes: tuple[str, ...]
-    statistic_set_size: int | None
+    statistic_sets: tuple[StatisticSet, ...]
+    statistic_set_sizes: tuple[int, ...]
     params: dict[str, Any]
+    problem: str | None = None
+
+    @property
+    def statistic_set_size(self) -> int | None:
+        """M of the smallest statistic set; None where there is no statistic."""
+        return min(self.statistic_set_sizes, default=None)
 
 
 def describe_norm_layers(
@@ -59,7 +65,7 @@ def describe_norm_layers(
     for path, module in ghost.named_modules():
         record = getattr(module, "norm_record", None)
         if isinstance(record, NormRecord):
-            vars(module)["forward"] = _Spy(path, record, found)
+            vars(module)["forward"] = _Spy(path, module, record, found)
     dtype = next((p.dtype for p in ghost.parameters()), torch.float32)
     with torch.no_grad():
         ghost(torch.empty(micro_batch_size, *input_shape, dtype=dtype, device="meta"))
@@ -71,62 +77,79 @@ class _Spy:
     """Stands in for a norm layer's forward: notes the input and hands it on."""
 
     path: str
+    module: nn.Module
     record: NormRecord
     found: dict[str, NormLayer]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         record, shape = self.record, tuple(x.shape)
-        axes = NORMS.get(record.name).card.statistic_axes[1 if x.ndim == 2 else 2]
+        declared = NORMS.get(record.name).card.statistic_sets[x.ndim - 2]
+        sets = getattr(self.module, "statistic_sets", declared)
+        find_problem = getattr(self.module, "find_problem", None)
         self.found[self.path] = NormLayer(
             path=self.path,
             name=record.name,
             role=record.role,
             input_shape=shape,
-            statistic_axes=axes,
-            statistic_set_size=compute_statistic_set_size(axes, shape, record.params),
+            statistic_sets=sets,
+            statistic_set_sizes=tuple(
+                compute_statistic_set_size(axes, shape, record.params) for axes in sets
+            ),
             params=record.params,
+            problem=find_problem(shape) if find_problem is not None else None,
         )
         return x
 
 
 def compute_statistic_set_size(
-    axes: Iterable[str], shape: tuple[int, ...], params: dict[str, Any]
-) -> int | None:
+    axes: StatisticSet, shape: tuple[int, ...], params: dict[str, Any]
+) -> int:
     """Return M, the number of elements that share one statistic.
 
     Args:
-        axes: The card's statistic axes: batch, channel, group, position.
-        shape: The layer's input, ``(N, C)`` or ``(N, C, H, W)``.
-        params: The layer's resolved options; ``num_groups`` is needed for the axis group.
+        axes: One of the card's statistic sets.
+        shape: The layer's input, ``(N, C)``, ``(N, L, C)`` or ``(N, C, H, W)``.
+        params: The layer's resolved options; ``num_groups``, ``ghost_size`` and ``fraction``
+            tell the extents of group, ghost and part.
 
     Returns:
-        The product of the axes' extents; None without axes.
+        The product of the axes' extents.
 
     Examples:
         >>> compute_statistic_set_size(("batch", "position"), (2, 64, 2, 2), {})
         8
         >>> compute_statistic_set_size(("group",), (2, 64), {"num_groups": 8})
         8
+        >>> compute_statistic_set_size(("channel", "position"), (2, 5, 16), {})
+        80
     """
-    axes = tuple(axes)
-    if not axes:
-        return None
-    extents = {"batch": shape[0], "channel": shape[1], "position": math.prod(shape[2:])}
-    if "group" in axes:
-        extents["group"] = shape[1] // int(params["num_groups"])
-    return math.prod(extents[axis] for axis in axes)
+    num_samples = shape[0]
+    num_channels, positions = (
+        (shape[2], shape[1:2]) if len(shape) == 3 else (shape[1], shape[2:])
+    )
+    extents: dict[Axis, Callable[[], int]] = {
+        "batch": lambda: num_samples,
+        "ghost": lambda: min(num_samples, int(params["ghost_size"])),
+        "channel": lambda: num_channels,
+        "group": lambda: num_channels // int(params["num_groups"]),
+        "part": lambda: int(num_channels * params["fraction"]),
+        "position": lambda: math.prod(positions),
+    }
+    return math.prod(extents[axis]() for axis in axes)
 
 
-_REMEDIES = {
+_REMEDIES: dict[Axis, str] = {
     "batch": "raise micro_batch_size",
+    "ghost": "raise ghost_size",
     "position": "use larger images or fewer stages",
     "group": "use fewer groups",
     "channel": "use more channels",
+    "part": "use a larger fraction",
 }
 
 
 def check_statistic_sets(layers: Iterable[NormLayer]) -> None:
-    """Raise if a layer would compute a statistic over a single value.
+    """Raise if a layer cannot work on its input, or would compute a statistic over one value.
 
     The mean of a single value is the value itself and its variance is zero, so such a layer
     would hand on its shift (or, without a mean, the sign) whatever its input.
@@ -135,15 +158,18 @@ def check_statistic_sets(layers: Iterable[NormLayer]) -> None:
         layers: The norm layers of a model.
 
     Raises:
-        UserError: For the first layer with M = 1, with its path and shape and what would help.
+        UserError: For the first such layer, with its path and shape and what would help.
     """
     for layer in layers:
-        if layer.statistic_set_size == 1:
-            axes = " x ".join(layer.statistic_axes)
-            remedies = " or ".join(_REMEDIES[axis] for axis in layer.statistic_axes)
-            raise UserError(
-                "norm",
-                layer.name,
-                f"layer {layer.path} would normalize over a single value ({axes} "
-                f"of its input {list(layer.input_shape)}); 2 or more are needed: {remedies}",
-            )
+        if layer.problem is not None:
+            raise UserError("norm", layer.name, f"layer {layer.path}: {layer.problem}")
+        for axes, size in zip(layer.statistic_sets, layer.statistic_set_sizes, strict=True):
+            if size == 1:
+                remedies = " or ".join(_REMEDIES[axis] for axis in axes)
+                raise UserError(
+                    "norm",
+                    layer.name,
+                    f"layer {layer.path} would normalize over a single value "
+                    f"({' x '.join(axes)} of its input {list(layer.input_shape)}); "
+                    f"2 or more are needed: {remedies}",
+                )

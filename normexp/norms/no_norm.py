@@ -9,14 +9,24 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y = x",
     source="identity (torch.nn.Identity)",
-    dims=(1, 2),
-    statistic_axes={1: (), 2: ()},
+    dims=(0, 2),
+    statistic_sets={0: (), 2: ()},
     is_centring=False,
+    divisor=None,
+    eps_place=None,
     mixes_samples=False,
     mixes_positions=False,
     is_same_in_eval=True,
+    is_shift_invariant=False,
+    is_scale_invariant=False,
     state=(),
+    parameters={},
+    single_value=None,
+    takes_mask=False,
+    keeps_channels_last=True,
     kernel="none: returns its input",
+    kernel_cpu="none",
+    kernel_cuda="none",
 )
 
 
@@ -26,13 +36,13 @@ def build_no_norm(num_features: int, *, dims: int) -> nn.Module:
 
     Args:
         num_features: Channels C; without effect.
-        dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
 
     Returns:
         A module without parameters.
 
     Raises:
-        UserError: If ``dims`` is neither 1 nor 2.
+        UserError: If ``dims`` is neither 0 nor 2.
     """
     check_dims("no_norm", dims, supported=CARD.dims, instead="images or features")
     return nn.Identity()

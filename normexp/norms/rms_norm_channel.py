@@ -15,17 +15,27 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y_chw = x_chw / sqrt(mean(x^2)_hw + eps) * weight_c over C",
     source="Zhang & Sennrich, NeurIPS 2019, equation 4 (torch.nn.functional.rms_norm)",
-    dims=(1, 2),
-    statistic_axes={1: ("channel",), 2: ("channel",)},
+    dims=(0, 2),
+    statistic_sets={0: (("channel",),), 2: (("channel",),)},
     is_centring=False,
+    divisor="M",
+    eps_place="inside_sqrt",
     mixes_samples=False,
     mixes_positions=False,
     is_same_in_eval=True,
+    is_shift_invariant=False,
+    is_scale_invariant=True,
     state=(),
+    parameters={"weight": ("C",)},
+    single_value="sign",
+    takes_mask=False,
+    keeps_channels_last=True,
     # A hand-written composite was 3 to 10% faster between two convolutions on the CPU (torch
     # 2.14), where the native function is one as well; on CUDA the native one is fused.
     kernel="native (torch.nn.functional.rms_norm on the permuted tensor: fused on CUDA, composite "
     "on CPU; the output of images has channels-last strides)",
+    kernel_cpu="composite",
+    kernel_cuda="fused",
 )
 
 
@@ -59,7 +69,7 @@ def build_rms_norm_channel(
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 1 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
         eps: Added to the mean of squares, inside the square root. Stated, because torch's own
             default is the machine epsilon of the type and changes with the precision.
         affine: Whether to learn a gain (starts at 1) a channel. There is no shift.
@@ -68,12 +78,12 @@ def build_rms_norm_channel(
         A module that keeps the input's shape.
 
     Raises:
-        UserError: If ``dims`` is neither 1 nor 2.
+        UserError: If ``dims`` is neither 0 nor 2.
 
     Source:
         Zhang & Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, equation 4.
     """
     check_dims("rms_norm_channel", dims, supported=CARD.dims, instead="images or features")
-    if dims == 1:
+    if dims == 0:
         return nn.RMSNorm(num_features, eps=eps, elementwise_affine=affine)
     return RmsNormChannel(num_features, eps=eps, affine=affine)

@@ -17,6 +17,7 @@ from normexp.errors import UserError
 from normexp.models import MODELS, build_model
 from normexp.norms import (
     NORMS,
+    RESERVED,
     NormFactory,
     NormLayer,
     check_statistic_sets,
@@ -183,7 +184,7 @@ def resolve_cell(config: CellConfig) -> CellConfig:
     kinds: list[tuple[str, Registry[Any], Any, frozenset[str]]] = [
         ("data", DATASETS, config.data, frozenset()),
         ("model", MODELS, config.model, frozenset({"norm", "placement"})),
-        ("norm", NORMS, config.norm, frozenset({"dims"})),
+        ("norm", NORMS, config.norm, RESERVED),
         ("optimizer", OPTIMIZERS, config.optimizer, frozenset()),
         ("schedule", SCHEDULES, config.schedule, frozenset()),
     ]

@@ -75,7 +75,7 @@ def _describe_layer(layer: NormLayer) -> dict[str, Any]:
         "name": layer.name,
         "role": layer.role,
         "input_shape": list(layer.input_shape),
-        "statistic_axes": list(layer.statistic_axes),
+        "statistic_sets": [list(axes) for axes in layer.statistic_sets],
         "statistic_set_size": layer.statistic_set_size,
         "params": dict(layer.params),
     }

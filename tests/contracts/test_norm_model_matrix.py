@@ -12,7 +12,7 @@ from normexp.norms import NORMS, NormFactory, check_statistic_sets, describe_nor
 
 # Small, and every option away from its default.
 MODEL_PARAMS = {"mlp": {"num_hidden_layers": 2, "width": 12}, "cifar_resnet": {"width": 4}}
-MODEL_DIMS = {"mlp": 1, "cifar_resnet": 2}
+MODEL_DIMS = {"mlp": 0, "cifar_resnet": 2}
 # Norm layers: a norm in every hidden layer; stem + 2 a block + projections; 2 a block + final;
 # stem + 2 a block.
 NUM_LAYERS = {None: 2, "res_post": 9, "pre": 7, "post": 7, "none": 0}

@@ -25,7 +25,7 @@ def with_affine(layer):
 
 
 @pytest.mark.parametrize(
-    ("dims", "shape", "axes"), [(2, (4, 8, 3, 5), (0, 2, 3)), (1, (6, 8), (0,))]
+    ("dims", "shape", "axes"), [(2, (4, 8, 3, 5), (0, 2, 3)), (0, (6, 8), (0,))]
 )
 def test_training_matches_the_formula(dims, shape, axes):
     x = np.random.default_rng(0).normal(3.0, 2.0, shape)
@@ -38,7 +38,7 @@ def test_training_matches_the_formula(dims, shape, axes):
 
 def test_running_statistics_use_the_unbiased_variance_and_the_update_rate():
     # Batches of mean 2 and 4: 0.1 * 2 = 0.2, then 0.9 * 0.2 + 0.1 * 4 = 0.58.
-    layer = build_batch_norm(1, dims=1, momentum=0.1).double()
+    layer = build_batch_norm(1, dims=0, momentum=0.1).double()
     layer(torch.tensor([[1.0], [3.0]], dtype=torch.float64))
     assert layer.running_mean.item() == pytest.approx(0.2, abs=1e-15)
     # The unbiased variance of (1, 3) is 2, the biased one 1; the start is 1.
@@ -48,7 +48,7 @@ def test_running_statistics_use_the_unbiased_variance_and_the_update_rate():
 
 
 def test_evaluation_uses_the_running_statistics():
-    layer = build_batch_norm(8, dims=1, momentum=None).double()
+    layer = build_batch_norm(8, dims=0, momentum=None).double()
     x = np.random.default_rng(1).normal(3.0, 2.0, (16, 8))
     layer(torch.from_numpy(x))
     other = np.random.default_rng(2).normal(size=(1, 8))
@@ -60,7 +60,7 @@ def test_evaluation_uses_the_running_statistics():
 def test_two_elements_give_plus_and_minus_one_whatever_they_are():
     # M = 2: (x - mean) / std is +-1 for any two different values; why M = 2 destroys training.
     x = torch.tensor([[1.0], [9.0]], dtype=torch.float64)
-    y = build_batch_norm(1, dims=1, eps=1e-12, affine=False).double()(x)
+    y = build_batch_norm(1, dims=0, eps=1e-12, affine=False).double()(x)
     assert y.flatten().tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
 

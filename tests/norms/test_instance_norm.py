@@ -50,4 +50,4 @@ def test_affine_is_one_gain_and_one_shift_a_channel():
 
 def test_unsupported_dims_point_to_what_to_use():
     with pytest.raises(UserError, match=r"^norm=instance_norm: .*features.*layer_norm"):
-        build_instance_norm(8, dims=1)
+        build_instance_norm(8, dims=0)

@@ -27,17 +27,17 @@ def test_matches_the_formula():
     x = np.random.default_rng(0).normal(3.0, 2.0, (5, 8))
     mean, var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
     expected = (x - mean) / np.sqrt(var + 1e-3) * GAIN + SHIFT
-    layer = with_affine(build_layer_norm(8, dims=1, eps=1e-3))
+    layer = with_affine(build_layer_norm(8, dims=0, eps=1e-3))
     np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, rtol=0, atol=1e-10)
 
 
 def test_affine_false_has_no_parameters():
-    layer = build_layer_norm(8, dims=1, affine=False)
+    layer = build_layer_norm(8, dims=0, affine=False)
     assert list(layer.parameters()) == []
 
 
 def test_affine_is_one_gain_and_one_shift_a_channel():
-    layer = build_layer_norm(8, dims=1)
+    layer = build_layer_norm(8, dims=0)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
         "weight": (8,),
         "bias": (8,),

@@ -53,4 +53,4 @@ def test_affine_is_one_gain_and_one_shift_a_channel():
 
 def test_unsupported_dims_point_to_what_to_use():
     with pytest.raises(UserError, match=r"^norm=layer_norm_chw: .*features.*layer_norm"):
-        build_layer_norm_chw(8, dims=1)
+        build_layer_norm_chw(8, dims=0)

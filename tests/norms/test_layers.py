@@ -43,7 +43,7 @@ def test_a_layer_is_described_in_full():
     (layer,) = describe_norm_layers(build("group_norm", {"num_groups": 4}), (1, 4, 4), 3)
     assert (layer.path, layer.name, layer.role) == ("1", "group_norm", "block")
     assert layer.input_shape == (3, 8, 2, 2)
-    assert layer.statistic_axes == ("group", "position")
+    assert layer.statistic_sets == (("group", "position"),)
     assert layer.statistic_set_size == 2 * 4
     assert layer.params["channels_per_group"] == 2
 
