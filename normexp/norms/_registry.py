@@ -18,9 +18,7 @@ StatisticSet = tuple[Axis, ...]
 EpsPlace = Literal["inside_sqrt", "outside_sqrt", "clamp", "magnitude"]
 Divisor = Literal["M", "M-1"]
 Kernel = Literal["fused", "composite", "none"]
-SingleValue = Literal[
-    "raises", "zero", "sign", "amplified", "finite", "raises at N=1, else zero"
-]
+SingleValue = Literal["raises", "zero", "sign", "amplified", "finite", "raises at N=1, else zero"]
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,7 @@ def compute_statistic_set_size(
         80
     """
     num_samples = shape[0]
-    num_channels, positions = (
-        (shape[2], shape[1:2]) if len(shape) == 3 else (shape[1], shape[2:])
-    )
+    num_channels, positions = (shape[2], shape[1:2]) if len(shape) == 3 else (shape[1], shape[2:])
     extents: dict[Axis, Callable[[], int]] = {
         "batch": lambda: num_samples,
         "ghost": lambda: min(num_samples, int(params["ghost_size"])),

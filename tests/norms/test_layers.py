@@ -32,7 +32,6 @@ def build(name, params=None, side_after=2):
         (("channel", "position"), 12 * 15),
         (("position",), 15),
         (("group", "position"), 12 // 4 * 15),
-        ((), None),
     ],
 )
 def test_statistic_set_is_the_product_of_the_extents(axes, size):
