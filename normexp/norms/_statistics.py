@@ -28,14 +28,14 @@ def position_axes(dims: int) -> tuple[int, ...]:
     return {0: (), 1: (1,), 2: (2, 3)}[dims]
 
 
-def by_channel(vector: Float[Tensor, " c"], dims: int) -> Float[Tensor, "..."]:
+def by_channel(vector: Float[Tensor, " c"], dims: int) -> Float[Tensor, "*reduced"]:
     """Return one number a channel in a shape that broadcasts against inputs."""
     return vector[:, None, None] if dims == 2 else vector
 
 
 def masked_mean_var(
     x: Float[Tensor, "n l c"], mask: Bool[Tensor, "n l"], axes: tuple[int, ...]
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+) -> tuple[Float[Tensor, "*reduced"], Float[Tensor, "*reduced"], Float[Tensor, "*reduced"]]:
     """Return mean, biased variance and number of the valid elements, over some axes.
 
     Two passes; a set without a valid element has mean and variance 0 and number 0.
