@@ -8,10 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from normexp.data import DATASETS
 from normexp.models import MODELS
 from normexp.norms import NORMS
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("normexp", deadline=None)
+settings.load_profile("normexp")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Layer normalization of every pixel over its channels, as in ConvNeXt.
+"""Layer normalization of every position over its channels, as in ConvNeXt.
 
 Legend: N samples, C channels, H, W height and width.
 """
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from normexp.norms._registry import NORMS, NormCard, check_dims
 
 CARD = NormCard(
-    formula="y_chw = (x_chw - mean_hw) / sqrt(var_hw + eps) * weight_c + bias_c over C",
+    formula="y_c = (x_c - mean) / sqrt(var + eps) * weight_c + bias_c over C at each position",
     source="Liu et al., CVPR 2022 (ConvNeXt), section 2.6 (torch.nn.functional.layer_norm)",
-    dims=(0, 2),
-    statistic_sets={0: (("channel",),), 2: (("channel",),)},
+    dims=(0, 1, 2),
+    statistic_sets={0: (("channel",),), 1: (("channel",),), 2: (("channel",),)},
     is_centring=True,
     divisor="M",
     eps_place="inside_sqrt",
@@ -62,27 +62,31 @@ class LayerNormChannel(nn.Module):
 def build_layer_norm_channel(
     num_features: int, *, dims: int, eps: float = 1e-6, affine: bool = True
 ) -> nn.Module:
-    """Build ``y_chw = (x_chw - mean_hw) / sqrt(var_hw + eps) * weight_c + bias_c``.
+    """Build ``y_c = (x_c - mean) / sqrt(var + eps) * weight_c + bias_c`` at each position.
 
-    mean and var (biased) are over the C channels of one pixel of one sample. Features
-    ``[N, C]`` are one pixel: there it is layer_norm with another eps.
+    mean and var (biased) are over the C channels of one position of one sample: statistic sets
+    of C elements. On features and sequences it is layer_norm with another eps.
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
+        dims: 0 for features ``[N, C]``, 1 for sequences ``[N, L, C]``, 2 for images
+            ``[N, C, H, W]``.
         eps: Added to the variance, inside the square root; ConvNeXt's default.
         affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a channel.
 
     Returns:
-        A module that keeps the input's shape.
+        A module that keeps the input's shape. For half-precision inputs the statistics, gain and
+        shift are applied in float32 within the kernel, and the result is rounded once.
 
     Raises:
-        UserError: If ``dims`` is neither 0 nor 2.
+        UserError: If ``dims`` is none of 0, 1 and 2.
 
     Source:
         Liu et al., "A ConvNet for the 2020s", CVPR 2022, section 2.6.
     """
-    check_dims("layer_norm_channel", dims, supported=CARD.dims, instead="images or features")
-    if dims == 0:
+    check_dims(
+        "layer_norm_channel", dims, supported=CARD.dims, instead="features, sequences or images"
+    )
+    if dims != 2:
         return nn.LayerNorm(num_features, eps=eps, elementwise_affine=affine)
     return LayerNormChannel(num_features, eps=eps, affine=affine)

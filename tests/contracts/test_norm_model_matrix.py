@@ -24,9 +24,12 @@ LAYER_TYPES = {
     "layer_norm_chw": {"GroupNorm"},
     "layer_norm_channel": {"LayerNormChannel", "LayerNorm"},
     "instance_norm": {"InstanceNorm2d"},
-    "rms_norm_channel": {"RmsNormChannel", "RMSNorm"},
+    "layer_norm_std_outside": {"LayerNormStdOutside"},
+    "rms_norm": {"RMSNorm"},
+    "partial_rms_norm": {"PartialRmsNorm"},
+    "scale_norm": {"ScaleNorm"},
 }
-OPTIONS = {"eps": 0.125, "momentum": 0.625, "affine": False, "num_groups": 2}
+OPTIONS = {"eps": 0.125, "momentum": 0.625, "affine": False, "num_groups": 2, "fraction": 0.5}
 PARAMS = {
     entry.name: {k: v for k, v in OPTIONS.items() if k in entry.parameters()} for entry in NORMS
 }
@@ -42,13 +45,14 @@ CASES = [
 
 def build(model, norm, placement, shape, params=None):
     if params is None:
-        params = {"num_groups": 2} if norm == "group_norm" else {}
+        # The defaults do not divide so few channels, or leave one of them.
+        params = {"group_norm": {"num_groups": 2}, "partial_rms_norm": {"fraction": 0.5}}.get(norm)
     built = build_model(
         model,
         MODEL_PARAMS[model],
         input_shape=shape,
         num_classes=5,
-        norm=NormFactory(norm, params),
+        norm=NormFactory(norm, params or {}),
         placement=placement,
     )
     initialize(built, 0)

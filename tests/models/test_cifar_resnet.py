@@ -80,7 +80,7 @@ def test_forward_is_stem_blocks_mean_and_classifier(placement):
 
 
 @pytest.mark.parametrize("placement", ["res_post", "pre", "post"])
-@pytest.mark.parametrize("norm", ["no_norm", "rms_norm_channel"])
+@pytest.mark.parametrize("norm", ["no_norm", "rms_norm"])
 def test_every_convolution_has_a_bias_without_a_centring_norm(placement, norm):
     convs = [m for m in build(norm, placement).modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convs) == 9
@@ -110,7 +110,7 @@ def test_bias_only_where_the_output_meets_no_centring_norm(placement, with_bias)
 
 
 def test_bias_follows_the_norm_of_the_role():
-    roles = {"stem": {"name": "no_norm"}, "downsample": {"name": "rms_norm_channel"}}
+    roles = {"stem": {"name": "no_norm"}, "downsample": {"name": "rms_norm"}}
     model = build(NormFactory("batch_norm", {}, roles))
     assert model.stem.conv.bias is not None
     assert model.stages[1][0].shortcut.conv.bias is not None

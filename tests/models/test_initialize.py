@@ -49,7 +49,7 @@ def test_all_norms_and_placements_share_every_weight():
 
 def test_all_norms_of_an_mlp_share_every_weight():
     reference = weights(build(name="mlp", placement=None))
-    for norm in ("layer_norm", "no_norm", "rms_norm_channel", "group_norm"):
+    for norm in ("layer_norm", "no_norm", "rms_norm", "group_norm"):
         assert_same(weights(build(norm, None, name="mlp")), reference)
 
 

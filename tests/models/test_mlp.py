@@ -27,7 +27,7 @@ def build(norm="batch_norm", **params):
         # 64*128 + 2*128*128 weights, 3*2*128 gains and shifts, 128*10+10 in the classifier.
         ("batch_norm", 8192 + 32768 + 768 + 1290),
         # A gain only, but a bias in the linear layer: nothing else shifts.
-        ("rms_norm_channel", 8192 + 32768 + 768 + 1290),
+        ("rms_norm", 8192 + 32768 + 768 + 1290),
         # No gain, a bias.
         ("no_norm", 8192 + 32768 + 384 + 1290),
     ],
@@ -36,10 +36,10 @@ def test_parameter_count(norm, count):
     assert sum(p.numel() for p in build(norm).parameters()) == count
 
 
-@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "rms_norm_channel", "no_norm"])
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "rms_norm", "no_norm"])
 def test_bias_exactly_where_no_centring_norm_follows(norm):
     model = build(norm)
-    has_bias = norm in ("rms_norm_channel", "no_norm")
+    has_bias = norm in ("rms_norm", "no_norm")
     assert [linear.bias is not None for linear in model.linears] == [has_bias] * 3
     assert model.classifier.bias is not None
 

@@ -29,7 +29,7 @@ PER_SAMPLE_NORMS = [
     "layer_norm_channel",
     "layer_norm_chw",
     "no_norm",
-    "rms_norm_channel",
+    "rms_norm",
 ]
 SPLITS = [(2, 4), (4, 2)]
 

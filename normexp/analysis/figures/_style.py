@@ -91,7 +91,7 @@ NORM_LOOKS = {
     "layer_norm_channel": Look(SKY, "v", DASHES[1]),
     "layer_norm": Look(GREEN, "<", DASHES[0]),
     "instance_norm": Look(ORANGE, "D", DASHES[4]),
-    "rms_norm_channel": Look(PURPLE, "P", DASHES[0]),
+    "rms_norm": Look(PURPLE, "P", DASHES[0]),
 }
 
 
