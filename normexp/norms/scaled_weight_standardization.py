@@ -98,7 +98,8 @@ CARD = replace(
         formula="a * gain_o * (w_o - mean_o) / sqrt(max(M * var_o, weight_eps))",
         is_centring=True,
         is_scale_invariant=True,
-        divisor="M",
+        # M times the variance is the plain sum of squares.
+        divisor=None,
         eps_place="clamp",
         parameters={"gain": ("O",)},
         parametrize=parametrize_weight,

@@ -94,8 +94,7 @@ def test_divisor_and_eps_stand_where_the_card_says(name):
         layer.weight = raw
         found[eps] = (raw[0, 0] / layer.weight[0, 0]).item()
     sum_of_squares = 20.0
-    # scaled_weight_standardization multiplies the variance by M again.
-    exact = {"M": sum_of_squares**0.5, "M-1": (sum_of_squares / 3) ** 0.5}[card.divisor]
+    exact = {None: sum_of_squares**0.5, "M-1": (sum_of_squares / 3) ** 0.5}[card.divisor]
     assert found[1e-12] == pytest.approx(exact, rel=1e-9)
     large = {"outside_sqrt": exact + 100.0, "clamp": 10.0}[card.eps_place]
     assert found[100.0] == pytest.approx(large, rel=1e-12)
