@@ -1,6 +1,6 @@
 """The verbs of ``normexp`` and its exit codes.
 
-Exit codes: 0 all is well; 1 some runs failed; 2 bad input; 130 interrupted.
+Exit codes: 0 all is well; 1 some runs failed, or a norm has faults; 2 bad input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -92,6 +92,20 @@ def list_(
     from normexp.cli.list import show_list
 
     raise typer.Exit(show_list(kind, as_json=as_json))
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A norm, as group_norm.")],
+    plugin: Annotated[
+        list[str] | None, typer.Option("--plugin", help="A Python file with norms of your own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+) -> None:
+    """Show what a norm declares, and test every word of it by experiment."""
+    from normexp.cli.check import check_card
+
+    raise typer.Exit(check_card(name, plugins=plugin or [], as_json=as_json))
 
 
 def main() -> None:

@@ -1,0 +1,152 @@
+"""Derivatives and program transformations: gradcheck, vmap, compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from normexp.contract._checks import contract_check
+from normexp.contract._subject import (
+    DISTINCT,
+    Shape,
+    Specimen,
+    State,
+    Subject,
+    draw,
+    max_difference,
+    tell,
+)
+
+# Norms may take another way on large inputs.
+_LARGE: dict[int, Shape] = {0: (4098, 8), 1: (66, 64, 8), 2: (6, 8, 24, 30)}
+
+
+@contract_check(
+    "The backward pass is the derivative of the forward pass exactly if the card says so.",
+    fields=("has_exact_gradient",),
+)
+def try_has_exact_gradient(subject: Subject) -> Iterator[str]:
+    """Compare gradients with finite differences, in a fresh layer and past every warm-up."""
+    declared = subject.card.has_exact_gradient
+    for dims in subject.card.dims:
+        differences = []
+        for shape in (DISTINCT[dims], _LARGE[dims]):
+            # Of many elements some would step over the bend of an activation.
+            specimen = subject.specimen(shape, is_plain=shape != DISTINCT[dims])
+            differences += [
+                _find_gradient_error(specimen, state) for state in (specimen.state, specimen.age())
+            ]
+        error = max(differences)
+        if declared != (error < 1e-5):
+            yield (
+                f"has_exact_gradient={declared} is declared; on inputs like {tell(DISTINCT[dims])} "
+                f"the gradient is {error:.2g} off the finite difference, relative to its size"
+            )
+
+
+def _find_gradient_error(specimen: Specimen, state: State) -> float:
+    """Return how far a derivative along one direction is off, of input and parameters together."""
+    x = draw(specimen.shape, "gradient")
+    x = x + 0.5 * x.sign()  # away from zero, where a power bends
+    loss_weights = draw(specimen.shape, "loss")
+    tensors = {"x": x, **specimen.parameters}
+    directions = {key: draw(tuple(value.shape), "way", key) for key, value in tensors.items()}
+
+    def loss(moved: dict[str, Tensor]) -> Tensor:
+        parameters = {key: value for key, value in moved.items() if key != "x"}
+        return (specimen(moved["x"], state=state, parameters=parameters) * loss_weights).sum()
+
+    leaves = {key: value.clone().requires_grad_() for key, value in tensors.items()}
+    gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
+    slopes = [
+        (g * d).sum() for g, d in zip(gradients, directions.values(), strict=True) if g is not None
+    ]
+    sizes = [
+        (g * d).square().sum()
+        for g, d in zip(gradients, directions.values(), strict=True)
+        if g is not None
+    ]
+    step = 1e-5
+    with torch.no_grad():
+        ahead = loss({key: value + step * directions[key] for key, value in tensors.items()})
+        behind = loss({key: value - step * directions[key] for key, value in tensors.items()})
+    difference = (ahead - behind) / (2 * step)
+    return float((sum(slopes) - difference).abs() / (sum(sizes) ** 0.5 + 1e-12))
+
+
+@contract_check(
+    "Under torch.vmap with stacked parameters and buffers, in training, it does what single calls "
+    "do, exactly if the card says so.",
+    fields=("is_vectorizable",),
+)
+def try_is_vectorizable(subject: Subject) -> Iterator[str]:
+    """Train two stacked replicas one step, and each alone."""
+    declared = subject.card.is_vectorizable
+    for specimen in subject.specimens():
+        problem = _find_vmap_problem(specimen)
+        if declared and problem:
+            yield f"is_vectorizable=True is declared, but on {tell(specimen.shape)} {problem}"
+        if not declared and not problem:
+            yield (
+                "is_vectorizable=False is declared, but under torch.vmap an input "
+                f"{tell(specimen.shape)} gives the same as single calls"
+            )
+
+
+def _find_vmap_problem(specimen: Specimen) -> str | None:
+    """Return what goes wrong with two stacked replicas; None if nothing does."""
+    x = torch.stack([draw(specimen.shape, "vmap", replica) for replica in range(2)])
+    parameters = [
+        {k: p + 0.1 * replica for k, p in specimen.parameters.items()} for replica in range(2)
+    ]
+    ways = draw(specimen.shape, "loss")
+    condition = (specimen.condition(x[0]),) if specimen.card.takes_condition else ()
+    stacked = {k: torch.stack([p[k] for p in parameters]) for k in specimen.parameters}
+    state = {k: torch.stack([v, v]) for k, v in specimen.state.items()}
+
+    def train(p: State, b: State, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, State]]:
+        y = functional_call(specimen.module, {**p, **b}, (inputs, *condition))
+        return (y * ways).sum(), (y, b)
+
+    specimen.module.train()
+    try:
+        gradients, (y, after) = vmap(torch.func.grad(train, argnums=2, has_aux=True))(
+            stacked, state, x
+        )
+    except Exception as error:  # whatever it is, it did not work
+        return f"torch.vmap ended in {type(error).__name__}: {error}"
+    for replica in range(2):
+        alone = x[replica].clone().requires_grad_()
+        single, state_after = specimen.run(alone, parameters=parameters[replica])
+        (gradient,) = torch.autograd.grad((single * ways).sum(), alone)
+        pairs = {"output": (y[replica], single), "gradient": (gradients[replica], gradient)}
+        pairs |= {f"buffer {k}": (after[k][replica], state_after[k]) for k in state_after}
+        for what, (a, b) in pairs.items():
+            if max_difference(a.double(), b.double()) > 1e-9:
+                return f"the {what} under torch.vmap is not that of a single call"
+    return None
+
+
+@contract_check("torch.compile takes the whole layer as one graph and keeps its results.")
+def try_compile(subject: Subject) -> Iterator[str]:
+    """Compile forward and backward pass without generating code."""
+    for specimen in subject.specimens():
+        torch._dynamo.reset()
+        compiled = torch.compile(specimen.module.train(), fullgraph=True, backend="aot_eager")
+        results = []
+        for call in (specimen.module, compiled):
+            specimen.module.load_state_dict({**specimen.parameters, **specimen.state})
+            x = draw(specimen.shape, "compile").requires_grad_()
+            given = (x, specimen.condition(x)) if specimen.card.takes_condition else (x,)
+            y = call(*given)
+            (gradient,) = torch.autograd.grad((y * draw(specimen.shape, "loss")).sum(), x)
+            state = {f"buffer {k}": v.clone() for k, v in specimen.module.named_buffers()}
+            results.append({"output": y, "gradient": gradient, **state})
+        for what, value in results[0].items():
+            difference = max_difference(value.double(), results[1][what].double())
+            if difference > 1e-9:
+                yield f"compiled, {what} on {tell(specimen.shape)} is {difference:.2g} different"
+    torch._dynamo.reset()
