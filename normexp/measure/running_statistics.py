@@ -8,14 +8,23 @@ at evaluation, where the layers before it use their own running statistics as we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from normexp.measure._tracked import (
+    Moments,
+    elements_of,
+    eval_mode,
+    in_float64,
+    kept_random_state,
+)
 
 # torch's own default, for a layer with running statistics that has no eps.
 _DEFAULT_EPS = 1e-5
@@ -40,28 +49,6 @@ class RunningStatisticError:
     num_features: int
 
 
-class _Moments:
-    """Exact mean and variance of each channel, merged block by block in float64."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean: Tensor | float = 0.0
-        self.squares: Tensor | float = 0.0
-
-    def add(self, block: Float[Tensor, "features elements"]) -> None:
-        """Merge a block, with the pairwise update of Chan, Golub and LeVeque (1979)."""
-        size = block.shape[1]
-        if size == 0:
-            return
-        mean = block.mean(dim=1)
-        squares = (block - mean[:, None]).square().sum(dim=1)
-        total = self.count + size
-        delta = mean - self.mean
-        self.mean = self.mean + delta * (size / total)
-        self.squares = self.squares + squares + delta.square() * (self.count * size / total)
-        self.count = total
-
-
 def running_statistic_error(
     model: nn.Module, inputs: Shaped[Tensor, "n ..."], *, batch_size: int
 ) -> list[RunningStatisticError]:
@@ -83,7 +70,7 @@ def running_statistic_error(
         One error a layer; empty when no layer has running statistics.
 
     Raises:
-        ValueError: If a layer's input does not have its features in axis 1.
+        ValueError: If a layer's input does not have its features where the layer expects them.
     """
     layers = {
         path: module
@@ -93,17 +80,18 @@ def running_statistic_error(
     }
     if not layers:
         return []
-    moments = {path: _Moments() for path in layers}
+    moments = {path: Moments() for path in layers}
     # The forward pass gets copies, so that even a layer that writes its buffers in eval mode
     # leaves the real ones alone.
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_kept_random_state(inputs.device))
-        stack.enter_context(_eval_mode(model))
+        stack.enter_context(kept_random_state(inputs.device))
+        stack.enter_context(eval_mode(model))
         for path, module in layers.items():
-            hook = _recording_hook(path, module, moments[path])
-            stack.callback(module.register_forward_pre_hook(hook).remove)
+            hook = _recording_hook(path, moments[path])
+            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
         for start in range(0, len(inputs), batch_size):
             functional_call(model, buffers, (inputs[start : start + batch_size],))
     return [_error_of(path, layers[path], moments[path]) for path in layers if moments[path].count]
@@ -147,26 +135,17 @@ def check_finite_buffers(model: nn.Module) -> str | None:
 
 
 def _recording_hook(
-    path: str, module: nn.Module, moments: _Moments
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    path: str, moments: Moments
+) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     """Return a forward pre-hook that adds the layer's input to its moments."""
-    num_features = _buffer(module, "running_mean").numel()
 
-    def record(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = args[0]
-        if x.dim() < 2 or x.shape[1] != num_features:
-            raise ValueError(
-                f"{path}: input of shape {tuple(x.shape)}, but {num_features} features are "
-                "expected in axis 1"
-            )
-        # MPS has no float64.
-        x = x.detach().to("cpu" if x.device.type == "mps" else x.device)
-        moments.add(x.to(torch.float64).transpose(0, 1).reshape(num_features, -1))
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        moments.add(in_float64(elements_of(path, module, args, kwargs)))
 
     return record
 
 
-def _error_of(path: str, module: nn.Module, moments: _Moments) -> RunningStatisticError:
+def _error_of(path: str, module: nn.Module, moments: Moments) -> RunningStatisticError:
     """Compare a layer's buffers with its population."""
     mean, squares = moments.mean, moments.squares
     assert isinstance(mean, Tensor)
@@ -188,23 +167,3 @@ def _buffer(module: nn.Module, name: str) -> Tensor:
     buffer = getattr(module, name)
     assert isinstance(buffer, Tensor)
     return buffer
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode, then each back in the mode that it had itself."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def _kept_random_state(device: torch.device) -> Iterator[None]:
-    """Restore torch's random state at the end, in case a module draws in eval mode."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
