@@ -1,7 +1,8 @@
 """The batch normalizations in NumPy, from their formulas.
 
 Inputs are features ``[N, C]``, sequences ``[N, L, C]`` or images ``[N, C, H, W]``; a mask
-``[N, L]`` is True at the valid positions of sequences. Gains, shifts and statistics are one number a channel.
+``[N, L]`` is True at the valid positions of sequences. Gains, shifts and statistics are one number
+a channel.
 """
 
 from __future__ import annotations
