@@ -106,6 +106,8 @@ def run_check(check: Check, subject: Subject) -> Outcome:
         check: The check.
         subject: The norm.
     """
+    if not subject.is_callable:
+        return Outcome(check, "does not apply", ("the layer cannot be called, see dims",))
     messages: list[str] = []
     try:
         with warnings.catch_warnings():

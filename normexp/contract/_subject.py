@@ -150,11 +150,16 @@ class Subject:
 
     Args:
         entry: The norm.
+
+    Attributes:
+        is_callable: Whether no call on a declared input has failed so far.
+        known: Results that several checks use.
     """
 
     def __init__(self, entry: Entry[NormCard]) -> None:
         self.entry, self.card, self.name = entry, entry.card, entry.name
         self.option_names = set(entry.parameters()) - RESERVED
+        self.is_callable = True
         self.known: dict[Any, Any] = {}
 
     def specimens(self, **settings: Any) -> list[Specimen]:

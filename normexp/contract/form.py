@@ -13,6 +13,7 @@ import torch
 from normexp.contract._checks import DoesNotApply, contract_check
 from normexp.contract._subject import (
     DISTINCT,
+    EQUAL,
     Subject,
     count_channels,
     draw,
@@ -93,6 +94,16 @@ def try_dims(subject: Subject) -> Iterator[str]:
         if dims not in subject.card.dims:
             yield from _check_refusal(subject, dims)
             continue
+        problem = _find_call_problem(subject, shape)
+        if problem is not None:
+            subject.is_callable = False
+            works = _find_call_problem(subject, EQUAL[dims]) is None
+            equal = f", though not on {tell(EQUAL[dims])}: it takes one axis for another"
+            yield (
+                f"dims={subject.card.dims} is declared, but an input {tell(shape)} ends in "
+                f"{problem}{equal if works else ''}"
+            )
+            continue
         for dtype in (torch.float32, torch.float64):
             y = subject.specimen(shape, dtype=dtype)(draw(shape, "dims").to(dtype))
             if tuple(y.shape) != shape or y.dtype != dtype:
@@ -101,6 +112,15 @@ def try_dims(subject: Subject) -> Iterator[str]:
                     f"{tell(y.shape)} of {y.dtype}"
                 )
     yield from _check_refusal(subject, 3)
+
+
+def _find_call_problem(subject: Subject, shape: tuple[int, ...]) -> str | None:
+    """Return the error that building and calling the layer ends in; None if it works."""
+    try:
+        subject.specimen(shape)(draw(shape, "dims"))
+    except Exception as error:  # a user's layer may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _check_refusal(subject: Subject, dims: int) -> Iterator[str]:

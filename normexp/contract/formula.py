@@ -139,6 +139,8 @@ def _name_divisor(ratio: float, size: int | None) -> str:
 def _double(subject: Subject, shape: Shape, axis: Axis) -> tuple[float, int]:
     """Return how much the output grows when sets are doubled along an axis, and M before."""
     settings: dict[str, Any] = {"is_generic": False, "is_plain": True, **without_eps(subject)}
+    if "num_bands" in subject.option_names:
+        settings["num_bands"] = 1  # doubled signals spread over several bands in another way
     once = subject.specimen(shape, **settings)
     x = draw(shape, "divisor")
     along = {"batch": 0, "ghost": 0, "position": 1 if len(shape) == 3 else len(shape) - 1}

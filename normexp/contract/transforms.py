@@ -32,18 +32,19 @@ def try_has_exact_gradient(subject: Subject) -> Iterator[str]:
     """Compare gradients with finite differences, in a fresh layer and past every warm-up."""
     declared = subject.card.has_exact_gradient
     for dims in subject.card.dims:
-        differences = []
+        errors = {}
         for shape in (DISTINCT[dims], _LARGE[dims]):
             # Of many elements some would step over the bend of an activation.
             specimen = subject.specimen(shape, is_plain=shape != DISTINCT[dims])
-            differences += [
-                _find_gradient_error(specimen, state) for state in (specimen.state, specimen.age())
-            ]
-        error = max(differences)
+            for when, state in (("fresh", specimen.state), ("long trained", specimen.age())):
+                errors[f"of a {when} layer on {tell(shape)}"] = _find_gradient_error(
+                    specimen, state
+                )
+        where, error = max(errors.items(), key=lambda item: item[1])
         if declared != (error < 1e-5):
             yield (
-                f"has_exact_gradient={declared} is declared; on inputs like {tell(DISTINCT[dims])} "
-                f"the gradient is {error:.2g} off the finite difference, relative to its size"
+                f"has_exact_gradient={declared} is declared; the gradient {where} is {error:.2g} "
+                "off the finite difference, relative to its size"
             )
 
 
