@@ -1,19 +1,31 @@
-"""Group normalization: one mean and variance a sample and group of channels."""
+"""Group normalization: one mean and variance a sample and group of channels.
+
+Legend: N samples, L positions of a sequence, C channels, H, W height and width.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
-from normexp.errors import UserError
+from normexp.norms._grouping import (
+    compute_masked_group_mean_var,
+    describe_groups,
+    resolve_num_groups,
+)
 from normexp.norms._registry import NORMS, NormCard, check_dims
-
-DEFAULT_NUM_GROUPS = 8
+from normexp.norms._statistics import upcast, zero_invalid
 
 CARD = NormCard(
     formula="y_c = (x_c - mean_g) / sqrt(var_g + eps) * weight_c + bias_c, g the group of c",
     source="Wu & He, ECCV 2018, section 3.1 (torch.nn.GroupNorm)",
-    dims=(0, 2),
-    statistic_sets={0: (("group",),), 2: (("group", "position"),)},
+    dims=(0, 1, 2),
+    statistic_sets={
+        0: (("group",),),
+        1: (("group", "position"),),
+        2: (("group", "position"),),
+    },
     is_centring=True,
     divisor="M",
     eps_place="inside_sqrt",
@@ -25,9 +37,10 @@ CARD = NormCard(
     state=(),
     parameters={"weight": ("C",), "bias": ("C",)},
     single_value="raises at N=1, else zero",
-    takes_mask=False,
+    takes_mask=True,
     keeps_channels_last=True,
-    kernel="native (torch.nn.functional.group_norm)",
+    kernel="native (torch.nn.functional.group_norm; sequences are transposed for it, and a "
+    "composite with a mask)",
     kernel_cpu="fused",
     kernel_cuda="fused",
 )
@@ -39,10 +52,33 @@ class GroupNorm(nn.GroupNorm):
     @property
     def resolved_params(self) -> dict[str, int]:
         """Groups and channels a group as they are in this layer."""
-        return {
-            "num_groups": self.num_groups,
-            "channels_per_group": self.num_channels // self.num_groups,
-        }
+        return describe_groups(self.num_groups, self.num_channels)
+
+
+class SequenceGroupNorm(GroupNorm):
+    """The same over the positions of sequences, channels last; takes a mask."""
+
+    def forward(
+        self, x: Float[Tensor, "n l c"], mask: Bool[Tensor, "n l"] | None = None
+    ) -> Float[Tensor, "n l c"]:
+        """Return the normalized sequences.
+
+        Args:
+            x: Sequences. With a mask, everything is computed in float32 for half-precision types
+                and cast to their type at the end; without one, torch's kernel does it.
+            mask: True where a position is valid; all are without one.
+
+        Returns:
+            Sequences of the same shape, zero at invalid positions.
+        """
+        if mask is None:
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        valid = zero_invalid(upcast(x), mask)
+        mean, var = compute_masked_group_mean_var(valid, mask, self.num_groups)
+        y = (valid - mean) * torch.rsqrt(var + self.eps)
+        if self.affine:
+            y = y * self.weight + self.bias
+        return zero_invalid(y, mask).to(x.dtype)
 
 
 @NORMS.register("group_norm", CARD)
@@ -57,55 +93,32 @@ def build_group_norm(
 ) -> nn.Module:
     """Build ``y_c = (x_c - mean_g) / sqrt(var_g + eps) * weight_c + bias_c``.
 
-    mean and var (biased) are over the channels of group g and, for images, all positions, for
-    each sample: statistic sets of C/num_groups*H*W (images) or C/num_groups (features) elements.
+    mean and var (biased) are over the channels of group g and all positions of one sample:
+    statistic sets of C/num_groups*H*W (images), C/num_groups*L (sequences; with a mask, its valid
+    positions) or C/num_groups (features) elements. In sequences an output depends on later
+    positions: not for causal models.
 
     Args:
         num_features: Channels C.
-        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 1 for sequences ``[N, L, C]``, 0 for features
+            ``[N, C]``.
         num_groups: Number of groups, the same in every layer; 8 when neither is given.
         channels_per_group: Channels in a group, the same in every layer, instead of num_groups.
         eps: Added to the variance, inside the square root.
         affine: Whether to learn a gain (starts at 1) and a shift (starts at 0) a channel.
 
     Returns:
-        A module that keeps the input's shape, with ``resolved_params``.
+        A module that keeps the input's shape, with ``resolved_params``. For sequences its forward
+        takes a mask of valid positions.
 
     Raises:
-        UserError: If ``dims`` is neither 0 nor 2, both or bad group numbers are given, or the
+        UserError: If ``dims`` is none of these, both or bad group numbers are given, or the
             channels cannot be divided so.
 
     Source:
         Wu & He, "Group Normalization", ECCV 2018, equations 1 to 7.
     """
-    check_dims("group_norm", dims, supported=CARD.dims, instead="images or features")
-    groups = _resolve_num_groups(num_features, num_groups, channels_per_group)
-    return GroupNorm(groups, num_features, eps=eps, affine=affine)
-
-
-def _resolve_num_groups(
-    num_features: int, num_groups: int | None, channels_per_group: int | None
-) -> int:
-    """Return the number of groups, whichever way it was given."""
-    if num_groups is not None and channels_per_group is not None:
-        raise UserError(
-            "norm.params.channels_per_group",
-            channels_per_group,
-            f"excludes num_groups={num_groups}; set one of the two and the other to null",
-        )
-    if channels_per_group is None:
-        given = DEFAULT_NUM_GROUPS if num_groups is None else num_groups
-        key = "norm.params.num_groups"
-    else:
-        given, key = channels_per_group, "norm.params.channels_per_group"
-    if given < 1:
-        raise UserError(key, given, "a whole number of 1 or more is needed")
-    if num_features % given:
-        divisors = [n for n in range(1, num_features + 1) if num_features % n == 0]
-        raise UserError(
-            key,
-            given,
-            f"does not divide the {num_features} channels of a layer; "
-            f"its divisors are {', '.join(map(str, divisors))}",
-        )
-    return given if channels_per_group is None else num_features // given
+    check_dims("group_norm", dims, supported=CARD.dims, instead="images, sequences or features")
+    groups = resolve_num_groups(num_features, num_groups, channels_per_group)
+    layer = SequenceGroupNorm if dims == 1 else GroupNorm
+    return layer(groups, num_features, eps=eps, affine=affine)

@@ -1,4 +1,4 @@
-"""group_norm against its formula in NumPy, and the two ways to say the groups."""
+"""group_norm against its formula in NumPy, forward and backward; masks; what it equals."""
 
 from __future__ import annotations
 
@@ -9,37 +9,133 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from norm_cases import (
+    check_equals_truncated,
+    check_padding_is_without_influence,
+    find_influenced_positions,
+    make_input,
+    make_mask,
+    with_own_parameters,
+)
+from oracle import group as oracle
+from torch import nn
 
 from normexp.errors import UserError
 from normexp.norms import NormFactory
 from normexp.norms.group_norm import build_group_norm
+from normexp.norms.instance_norm import build_instance_norm
 
-GAIN = np.linspace(0.5, 2.0, 8)
-SHIFT = np.linspace(-1.0, 1.0, 8)
-
-
-def with_affine(layer):
-    """Give the layer a gain and shift that differ by channel, in float64."""
-    layer = layer.double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(GAIN))
-        if hasattr(layer, "bias"):
-            layer.bias.copy_(torch.from_numpy(SHIFT))
-    return layer
+SHAPES = {0: (3, 8), 1: (3, 5, 8), 2: (3, 8, 2, 5)}
 
 
 @given(
-    num_groups=st.sampled_from([1, 2, 4, 8]), dims=st.sampled_from([0, 2]), seed=st.integers(0, 9)
+    num_groups=st.sampled_from([1, 2, 4, 8]),
+    dims=st.sampled_from([0, 1, 2]),
+    eps=st.sampled_from([1e-5, 1e-3, 1.0]),
+    seed=st.integers(0, 9),
 )
-def test_matches_the_formula(num_groups, dims, seed):
-    shape = (3, 8, 2, 5) if dims == 2 else (3, 8)
-    x = np.random.default_rng(seed).normal(3.0, 2.0, shape)
-    grouped = x.reshape(3, num_groups, -1)
-    mean, var = grouped.mean(2, keepdims=True), grouped.var(2, keepdims=True)
-    gain, shift = (v.reshape(8, *[1] * (len(shape) - 2)) for v in (GAIN, SHIFT))
-    expected = ((grouped - mean) / np.sqrt(var + 1e-3)).reshape(shape) * gain + shift
-    layer = with_affine(build_group_norm(8, dims=dims, num_groups=num_groups, eps=1e-3))
-    np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, rtol=0, atol=1e-10)
+def test_forward_and_backward_match_the_formula(num_groups, dims, eps, seed):
+    x, grad = make_input(SHAPES[dims], seed), make_input(SHAPES[dims], seed + 10)
+    built = build_group_norm(8, dims=dims, num_groups=num_groups, eps=eps)
+    layer, own = with_own_parameters(built, seed)
+    options = {"num_groups": num_groups, "eps": eps}
+    given = torch.from_numpy(x).requires_grad_()
+    y = layer(given)
+    expected = oracle.group_norm(x, own["weight"], own["bias"], **options)
+    np.testing.assert_allclose(y.detach(), expected, rtol=0, atol=1e-10)
+    y.backward(torch.from_numpy(grad))
+    found = (given.grad, layer.weight.grad, layer.bias.grad)
+    expected = oracle.group_norm_backward(x, own["weight"], grad, **options)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@given(num_groups=st.sampled_from([1, 2, 8]), seed=st.integers(0, 9))
+def test_masked_forward_and_backward_match_the_formula(num_groups, seed):
+    mask = make_mask()
+    x, grad = make_input((*mask.shape, 8), seed), make_input((*mask.shape, 8), seed + 10)
+    layer, own = with_own_parameters(build_group_norm(8, dims=1, num_groups=num_groups), seed)
+    options = {"num_groups": num_groups, "eps": 1e-5, "mask": mask}
+    given = torch.from_numpy(x).requires_grad_()
+    y = layer(given, torch.from_numpy(mask))
+    expected = oracle.group_norm(x, own["weight"], own["bias"], **options)
+    np.testing.assert_allclose(y.detach(), expected, rtol=0, atol=1e-10)
+    y.backward(torch.from_numpy(grad))
+    found = (given.grad, layer.weight.grad, layer.bias.grad)
+    expected = oracle.group_norm_backward(x, own["weight"], grad, **options)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dims", [0, 1, 2])
+def test_gradient_is_exact(dims):
+    layer, _ = with_own_parameters(build_group_norm(8, dims=dims, num_groups=4))
+    x = torch.from_numpy(make_input(SHAPES[dims])).requires_grad_()
+    others = (torch.ones(3, 5, dtype=torch.bool).tril(2),) if dims == 1 else ()
+    assert torch.autograd.gradcheck(lambda given: layer(given, *others), (x,))
+
+
+@pytest.mark.parametrize("dims", [0, 2])
+def test_is_torch_s_layer_to_the_bit(dims):
+    x = torch.from_numpy(make_input(SHAPES[dims])).float()
+    ours, theirs = build_group_norm(8, dims=dims, num_groups=4), nn.GroupNorm(4, 8)
+    assert torch.equal(ours(x), theirs(x))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+def test_padding_is_without_influence():
+    layer, _ = with_own_parameters(build_group_norm(8, dims=1, num_groups=2))
+    check_padding_is_without_influence(layer, 8)
+
+
+def test_masked_equals_truncated():
+    layer, _ = with_own_parameters(build_group_norm(8, dims=1, num_groups=2))
+    check_equals_truncated(layer, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masked_half_precision_has_float32_statistics(dtype):
+    mask = torch.from_numpy(make_mask())
+    # Squares of these overflow float16, and the spread is lost in a bfloat16 sum.
+    x = (torch.from_numpy(make_input((*mask.shape, 8))) * 100 + 600).to(dtype)
+    layer = build_group_norm(8, dims=1, num_groups=2)
+    y = layer(x, mask)
+    assert y.dtype == dtype
+    expected = layer(x.float(), mask)
+    torch.testing.assert_close(y, expected.to(dtype), rtol=0, atol=0)
+
+
+def test_one_group_is_layer_norm_over_channels_and_positions():
+    x = torch.from_numpy(make_input((3, 8, 2, 5)))
+    y = build_group_norm(8, dims=2, num_groups=1, affine=False)(x)
+    torch.testing.assert_close(y, nn.functional.layer_norm(x, (8, 2, 5)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_groups_of_one_channel_are_instance_norm(dims):
+    x = torch.from_numpy(make_input(SHAPES[dims]))
+    y = build_group_norm(8, dims=dims, num_groups=8, affine=False)(x)
+    expected = build_instance_norm(8, dims=dims, affine=False)(x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_groups", [1, 4, 8])
+def test_sequences_leak_from_later_positions_to_earlier_ones(num_groups):
+    layer = build_group_norm(8, dims=1, num_groups=num_groups).double()
+    assert find_influenced_positions(layer, 8, changed=5) == [0, 1, 2, 3, 4, 5]
+    # A norm of each position alone lets nothing through.
+    assert find_influenced_positions(nn.LayerNorm(8).double(), 8, changed=5) == [5]
+
+
+def test_a_leak_inside_a_model_shows_at_its_output():
+    torch.manual_seed(0)
+    cases = [
+        (build_group_norm(8, dims=1, num_groups=2), [0, 1, 2, 3, 4, 5]),
+        (nn.LayerNorm(8), [5]),
+    ]
+    for norm, expected in cases:
+        model = nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 8)).double()
+        assert find_influenced_positions(model, 8, changed=5) == expected
 
 
 @pytest.mark.parametrize(
