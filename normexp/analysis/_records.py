@@ -23,6 +23,8 @@ from normexp.records.schema import (
 )
 
 TIMINGS = ("forward_ms", "forward_backward_ms", "update_ms", "prediction_ms")
+# Measured only where a cell asks for it.
+OPTIONAL_TIMINGS = ("folded_prediction_ms",)
 MEMORY = (
     "parameter_bytes",
     "gradient_bytes",
@@ -120,8 +122,9 @@ def costs_frame(experiment_dir: Path, cells: Sequence[str]) -> pd.DataFrame:
         if not cost:
             continue
         row: dict[str, Any] = {"cell": cell, **{name: cost.get(name) for name in SIZES}}
-        for name in TIMINGS:
-            timing = (cost.get("timing") or {}).get(name) or {}
+        timings = cost.get("timing") or {}
+        for name in (*TIMINGS, *(name for name in OPTIONAL_TIMINGS if name in timings)):
+            timing = timings.get(name) or {}
             row |= {f"{name}_{part}": timing.get(part) for part in ("median", "q25", "q75")}
         row |= {name: (cost.get("memory") or {}).get(name) for name in MEMORY}
         for name, value in (cost.get("conditions") or {}).items():

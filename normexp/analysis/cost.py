@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from normexp.analysis._records import MEMORY, TIMINGS
+from normexp.analysis._records import MEMORY, OPTIONAL_TIMINGS, TIMINGS
 from normexp.analysis.display import show_number, show_spread, show_value
 from normexp.analysis.load import Results
 
@@ -28,7 +28,8 @@ def aggregate_timing(results: Results) -> pd.DataFrame:
     the median update times the updates of a completed run, evaluation not included.
     """
     costs = results.costs
-    columns = [f"{name}_{part}" for name in TIMINGS for part in ("median", "q25", "q75")]
+    names = (*TIMINGS, *(name for name in OPTIONAL_TIMINGS if f"{name}_median" in costs))
+    columns = [f"{name}_{part}" for name in names for part in ("median", "q25", "q75")]
     rows = []
     for _, cost in costs.iterrows():
         update_s = float(cost["update_ms_median"]) / 1000.0
@@ -77,11 +78,17 @@ def aggregate_memory(results: Results) -> pd.DataFrame:
 
 def show_timing(row: pd.Series) -> dict[str, str]:
     """Return the readable part of a row of times."""
+    folded = {
+        f"{name.removesuffix('_ms').replace('_', ' ')} (ms)": show_spread(row, name)
+        for name in OPTIONAL_TIMINGS
+        if f"{name}_median" in row
+    }
     return {
         "forward (ms)": show_spread(row, "forward_ms"),
         "forward+backward (ms)": show_spread(row, "forward_backward_ms"),
         "update (ms)": show_spread(row, "update_ms"),
         "prediction (ms)": show_spread(row, "prediction_ms"),
+        **folded,
         "samples/s": show_number(float(f"{row['samples_per_s']:.3g}")),
         "training (s, estimated)": show_number(row["train_s_estimated"], digits=3),
         "notes": _describe_company(row),
@@ -104,14 +111,20 @@ def timing_caption(results: Results) -> str:
         return NOT_MEASURED
     sizes = sorted({int(size) for size in results.costs["prediction_batch_size"].dropna()})
     batch = f" of {sizes[0]} samples" if len(sizes) == 1 else ""
+    folded = (
+        "Folded prediction: the same with every batch norm that can be folded into the layer "
+        "beside it. "
+        if f"{OPTIONAL_TIMINGS[0]}_median" in results.costs
+        else ""
+    )
     return (
         "Median [lower, upper quartile] of timed windows, measured apart from training"
         f"{_claim_of_company(results)}. Forward and forward+backward: one micro-batch. Update: all "
         f"its micro-batches and the optimizer's step. Prediction: one batch{batch}, in eval mode. "
-        "Samples/s: the effective batch over the median update. Training (s, estimated): what one "
-        "run would take by its updates alone, that is the median update times the updates of a "
-        "completed run, without evaluation and without preparing the data; '-' where no run "
-        f"completed. {conditions_text(results)}"
+        f"{folded}Samples/s: the effective batch over the median update. Training (s, estimated): "
+        "what one run would take by its updates alone, that is the median update times the "
+        "updates of a completed run, without evaluation and without preparing the data; '-' where "
+        f"no run completed. {conditions_text(results)}"
     )
 
 

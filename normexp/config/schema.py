@@ -113,6 +113,22 @@ class BudgetConfig:
 
 
 @dataclass
+class EvaluationConfig:
+    """The statistics that batch norms use in evaluations.
+
+    ``running``: as training left them. ``reestimated``: computed anew before each evaluation, in
+    batches of ``batch_size`` of the first ``num_samples`` training samples, then put back.
+    ``batch``: those of each batch of ``batch_size``; the last one is filled up with the samples
+    before it, which do not count twice. Keys without effect are null in a resolved cell.
+    """
+
+    statistics: str = "running"
+    estimator: Optional[str] = "population"
+    num_samples: Optional[int] = None
+    batch_size: Optional[int] = 128
+
+
+@dataclass
 class TrainerConfig:
     """How the work is carried out."""
 
@@ -176,6 +192,7 @@ class CellConfig:
     accumulation_steps: int = 1
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     num_evaluations: int = 8
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     precision: str = "32-true"
     probes: list[str] = field(default_factory=list)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

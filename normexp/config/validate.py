@@ -7,13 +7,15 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from normexp.config.schema import CellConfig
+from normexp.config.schema import CellConfig, EvaluationConfig
 from normexp.errors import UserError, choices_hint
 
 LR_SCALING_RULES = ("none", "linear", "sqrt")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 ACCELERATORS = ("auto", "cpu", "gpu")
-PROBES = ("running_statistics",)
+PROBES = ("running_statistics", "folding")
+EVALUATION_STATISTICS = ("running", "reestimated", "batch")
+ESTIMATORS = ("population", "mean_of_batches")
 
 
 def check_fields(config: CellConfig) -> None:
@@ -30,6 +32,7 @@ def check_fields(config: CellConfig) -> None:
     _check_choice("trainer.accelerator", config.trainer.accelerator, ACCELERATORS)
     for probe in config.probes:
         _check_choice("probes", probe, PROBES)
+    _check_evaluation(config.evaluation)
     for key, count in {
         "micro_batch_size": config.micro_batch_size,
         "accumulation_steps": config.accumulation_steps,
@@ -84,6 +87,18 @@ def _check_numbers(config: CellConfig) -> None:
     if not config.trainer.checkpoint_interval_s > 0:
         interval = config.trainer.checkpoint_interval_s
         raise UserError("trainer.checkpoint_interval_s", interval, "a number above 0 is needed")
+
+
+def _check_evaluation(evaluation: EvaluationConfig) -> None:
+    _check_choice("evaluation.statistics", evaluation.statistics, EVALUATION_STATISTICS)
+    if evaluation.estimator is not None:
+        _check_choice("evaluation.estimator", evaluation.estimator, ESTIMATORS)
+    elif evaluation.statistics == "reestimated":
+        raise UserError("evaluation.estimator", "null", f"one of {', '.join(ESTIMATORS)}")
+    sizes = {"num_samples": evaluation.num_samples, "batch_size": evaluation.batch_size}
+    for key, size in sizes.items():
+        if size is not None and size < 1:
+            raise UserError(f"evaluation.{key}", size, "1 or more is needed")
 
 
 def _check_name(name: str) -> None:

@@ -24,6 +24,9 @@ from normexp.records import (
 if TYPE_CHECKING:
     from normexp.training.check import CellFacts
 
+# Groups whose choice is not their name: the other keys of an evaluation go with its statistics.
+_CHOICES = {"evaluation": "evaluation.statistics"}
+
 # Shown in every table, whether or not they vary.
 CORE_FACTORS = ("norm", "micro_batch_size")
 
@@ -239,7 +242,8 @@ def find_factors(settings: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> 
 
 def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether cells differ in a key while their group's choice is the same."""
-    group = key.rpartition(".")[0]
+    group = _CHOICES.get(key.rpartition(".")[0], key.rpartition(".")[0])
+    group = "" if group == key else group
     values: dict[str, set[str]] = {}
     for cell in settings:
         choice = str(cell.get(group)) if group else ""

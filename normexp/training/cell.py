@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -13,9 +15,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from normexp.config.schema import CellConfig
-from normexp.data import Dataset, load_dataset
+from normexp.data import Dataset, Split, load_dataset
 from normexp.data.batches import IndexStream
-from normexp.measure import running_statistic_error, summarize
 from normexp.records import (
     FINAL_STATUSES,
     Status,
@@ -40,7 +41,9 @@ from normexp.records.schema import (
 from normexp.training.build import build_start
 from normexp.training.check import CellFacts, check_cell
 from normexp.training.checkpoint import TimedCheckpoint, restore
+from normexp.training.evaluation import evaluation_statistics
 from normexp.training.optim import ParameterGroup, build_lr
+from normexp.training.probes import run_probes
 from normexp.training.recorder import Recorder
 from normexp.training.solo import Diverged, SoloModule, quiet_lightning
 from normexp.training.summary import build_summary
@@ -122,6 +125,7 @@ class _Run:
         self.folder = folder
         self.identifier = identifier
         self.groups: list[ParameterGroup] = []
+        self.reports: dict[str, Any] = {}
         self._on_progress = on_progress
         self.plain = {**config.to_plain(), "seeds": [seed]}
 
@@ -219,7 +223,26 @@ class _Run:
             num_updates=plan.num_updates,
             params=config.schedule.params,
         )
-        return SoloModule(model, plan=plan, optimizer=optimizer, lr=lr)
+        return SoloModule(
+            model,
+            plan=plan,
+            optimizer=optimizer,
+            lr=lr,
+            evaluation_context=self._evaluation_context,
+        )
+
+    def _evaluation_context(self, module: SoloModule) -> AbstractContextManager[None]:
+        """Return what the configured statistics of an evaluation need."""
+        train_inputs = module.split_on_device(self.data.train).inputs
+        return evaluation_statistics(self.config.evaluation, module.model, train_inputs)
+
+    def _evaluation_source(self, module: SoloModule, split: Split) -> EvaluationSource:
+        """Return the batches of a split."""
+        evaluation = self.config.evaluation
+        if evaluation.statistics != "batch":
+            return EvaluationSource(module, split, self.config.trainer.eval_batch_size)
+        assert evaluation.batch_size is not None
+        return EvaluationSource(module, split, evaluation.batch_size, is_filled=True)
 
     def _report(self, update: int) -> None:
         if self._on_progress is not None:
@@ -259,26 +282,26 @@ class _Run:
             },
             config.trainer.window_updates,
         )
-        size = config.trainer.eval_batch_size
         with quiet_lightning():
             try:
-                trainer.fit(module, source, EvaluationSource(module, self.data.val, size))
-                test = EvaluationSource(module, self.data.test, size)
+                trainer.fit(module, source, self._evaluation_source(module, self.data.val))
+                test = self._evaluation_source(module, self.data.test)
                 trainer.test(module, test, verbose=False)
             except Diverged as outcome:
                 return Ending("diverged", outcome.reason)
+            finally:
+                module.end_evaluation()
         return Ending("completed")
 
     def _probe(self, module: SoloModule) -> dict[str, float]:
-        """Return what the configured probes find in the trained model."""
-        if "running_statistics" not in self.config.probes:
-            return {}
-        errors = running_statistic_error(
+        """Return what the configured probes find in the trained model, and note their reports."""
+        metrics, self.reports = run_probes(
+            self.config.probes,
             module.model,
             module.split_on_device(self.data.train).inputs,
             batch_size=self.config.trainer.eval_batch_size,
         )
-        return summarize(errors)
+        return metrics
 
     def _write_summary(
         self, module: SoloModule, ending: Ending, extra: dict[str, float], resumed_from: int
@@ -295,6 +318,7 @@ class _Run:
             wall_s=module.recorder.wall_s,
             resumed_from_update=resumed_from,
             parameter_groups=[group.describe() for group in self.groups],
+            probes=self.reports,
         )
         write_json(self.folder / SUMMARY_FILE, summary)
         if ending.status in FINAL_STATUSES:

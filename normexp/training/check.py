@@ -25,6 +25,7 @@ from normexp.norms import (
 )
 from normexp.records import cell_name, run_dir
 from normexp.registry import Registry
+from normexp.training.evaluation import check_evaluation, complete_evaluation
 from normexp.training.optim import (
     OPTIMIZERS,
     SCHEDULES,
@@ -88,6 +89,7 @@ def check_cell(config: CellConfig) -> CellFacts:
         model = build_cell_model(config, data)
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     check_statistic_sets(layers)
+    check_evaluation(config, data, model)
     return CellFacts(
         cell=cell_name(config.to_plain(), data.fingerprint),
         plan=plan,
@@ -192,7 +194,19 @@ def resolve_cell(config: CellConfig) -> CellConfig:
         entry = registry.get(choice.name, key=key)
         entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
         choice.params = entry.complete_params(choice.params, reserved=reserved)
+    _resolve_evaluation(config)
     return config
+
+
+def _resolve_evaluation(config: CellConfig) -> None:
+    """Null what has no effect on evaluations; the model is needed where they may differ."""
+    check_fields(config)
+    model = nn.Module()
+    if config.evaluation.statistics != "running":
+        data = load_dataset(config.data.name, config.data.params)
+        with torch.device("meta"):
+            model = build_cell_model(config, data)
+    complete_evaluation(config.evaluation, model)
 
 
 def _check_optimization(config: CellConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from normexp.measure import (
     ForeignLoad,
     Timing,
     device_synchronizer,
+    fold_norms,
     memory_by_part,
     peak_allocated_bytes,
     saved_for_backward_bytes,
@@ -55,6 +57,7 @@ def cost_key(config: CellConfig) -> str:
             [config.micro_batch_size, config.accumulation_steps, config.precision],
             [config.trainer.accelerator, config.trainer.num_threads],
             [PREDICTION_BATCH_SIZE, NUMERICS_VERSION, config.plugins_sha256],
+            *(["folding"] if "folding" in config.probes else []),
         ]
     )[:16]
 
@@ -161,12 +164,25 @@ class _Subject:
         def forward() -> None:
             self.forward()
 
-        return {
+        actions: dict[str, Callable[[], None]] = {
             "forward_ms": forward,
             "forward_backward_ms": self.forward_backward,
             "update_ms": self.update,
             "prediction_ms": self.predict,
         }
+        if "folding" in self.config.probes:
+            actions["folded_prediction_ms"] = self.predict_folded
+        return actions
+
+    @cached_property
+    def folded(self) -> nn.Module:
+        """The model with its batch norms folded; built after memory was measured without it."""
+        return fold_norms(self.model, self.prediction_inputs[:2])[0]
+
+    def predict_folded(self) -> None:
+        """Predict the fixed batch with the folded model."""
+        with torch.inference_mode(), self.autocast():
+            self.folded(self.prediction_inputs)
 
     def measure_memory(self, others: Sequence[_Subject]) -> dict[str, int | None]:
         """Return bytes by part; activations as saved for backward, and the peak of an update.

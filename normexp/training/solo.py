@@ -14,6 +14,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -51,6 +52,7 @@ class SoloModule(pl.LightningModule):
         plan: Accounting of the run.
         optimizer: Built over the model's parameters.
         lr: Learning rate of an update.
+        evaluation_context: Makes the context of an evaluation, which ends with it.
 
     Attributes:
         recorder: Takes the rows; set before training.
@@ -67,8 +69,11 @@ class SoloModule(pl.LightningModule):
         plan: UpdatePlan,
         optimizer: torch.optim.Optimizer,
         lr: Callable[[int], float],
+        evaluation_context: Callable[[SoloModule], AbstractContextManager[None]] | None = None,
     ) -> None:
         super().__init__()
+        self._evaluation_context = evaluation_context
+        self._evaluating = contextlib.ExitStack()
         self.automatic_optimization = False
         self.model = model
         self.plan = plan
@@ -175,19 +180,28 @@ class SoloModule(pl.LightningModule):
         name = check_finite_buffers(self.model)
         if name is not None:
             raise Diverged(self.update, f"buffer {name} is not finite before evaluation")
+        if self._evaluation_context is not None:
+            with self.trainer.precision_plugin.forward_context():
+                self._evaluating.enter_context(self._evaluation_context(self))
         self._sums = {"loss": torch.zeros((), dtype=torch.float64, device=self.device)}
         self._sums["correct"] = torch.zeros((), dtype=torch.int64, device=self.device)
         self._sums["count"] = 0
 
     def _add(self, batch: tuple[Tensor, Tensor]) -> None:
         inputs, targets = batch
-        logits = self.model(inputs)
+        # A batch that was filled up has more inputs than targets.
+        logits = self.model(inputs)[-len(targets) :]
         losses = F.cross_entropy(logits, targets, reduction="none")
         self._sums["loss"] += losses.double().sum()
         self._sums["correct"] += (logits.argmax(dim=1) == targets).sum()
         self._sums["count"] += len(targets)
 
+    def end_evaluation(self) -> None:
+        """End the context of an evaluation, if one was left open."""
+        self._evaluating.close()
+
     def _record_sums(self, split: str) -> None:
+        self.end_evaluation()
         count = int(self._sums["count"])
         loss = float(self._sums["loss"]) / count
         values = {"loss": loss, "accuracy": float(self._sums["correct"]) / count}

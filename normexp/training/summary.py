@@ -22,6 +22,7 @@ def build_summary(
     wall_s: float | None = None,
     resumed_from_update: int | None = None,
     parameter_groups: Sequence[Mapping[str, Any]] = (),
+    probes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the summary of a run that has ended.
 
@@ -36,6 +37,7 @@ def build_summary(
         wall_s: Seconds that it took, if known.
         resumed_from_update: Updates that the last attempt found done.
         parameter_groups: The optimizer's groups.
+        probes: What probes found beside their metrics, by probe.
     """
     plan = facts.plan
     samples = updates * plan.effective_batch_size
@@ -65,6 +67,7 @@ def build_summary(
             "norm_layers": [_describe_layer(layer) for layer in facts.norm_layers],
         },
         "parameter_groups": [dict(group) for group in parameter_groups],
+        "probes": dict(probes or {}),
     }
 
 

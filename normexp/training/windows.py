@@ -102,18 +102,24 @@ class EvaluationSource:
         module: Tells the device.
         split: Samples to evaluate.
         batch_size: Samples of one forward pass; it does not change the numbers but their
-            last digits.
+            last digits, unless the model uses the statistics of the batch.
+        is_filled: Whether an incomplete last batch is filled up with the samples before it, so
+            that all batches have one size. Its targets are those of the new samples alone: of
+            the predictions, the last ones.
     """
 
-    def __init__(self, module: Trainee, split: Split, batch_size: int) -> None:
+    def __init__(
+        self, module: Trainee, split: Split, batch_size: int, *, is_filled: bool = False
+    ) -> None:
         self.module = module
         self.split = split
         self.batch_size = batch_size
+        self.is_filled = is_filled
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         split = self.module.split_on_device(self.split)
-        yield from zip(
-            torch.split(split.inputs, self.batch_size),
-            torch.split(split.targets, self.batch_size),
-            strict=True,
-        )
+        size = self.batch_size
+        for start in range(0, len(split), size):
+            end = min(start + size, len(split))
+            first = max(0, end - size) if self.is_filled else start
+            yield split.inputs[first:end], split.targets[start:end]

@@ -147,3 +147,24 @@ def test_the_caption_tells_what_each_column_is(two_norms: ExperimentFolder) -> N
     assert "Prediction: one batch of 256 samples, in eval mode" in caption
     for text in (caption, memory_caption(results)):
         assert "Conditions: device cpu, cpu Example CPU, num_threads 1, precision 32-true" in text
+
+
+def test_folded_prediction_is_shown_where_it_was_measured(two_norms: ExperimentFolder) -> None:
+    two_norms.add_cost("group_norm-aaaaaaaa")
+    table = cost_table(load_results(two_norms.path), "timing")
+    assert not any("folded" in header for header in table.headers)
+    assert "Folded" not in table.caption
+    two_norms.add_cost("batch_norm-aaaaaaaa")
+    path = two_norms.path / "runs" / "batch_norm-aaaaaaaa" / "cost.json"
+    cost = json.loads(path.read_text())
+    cost["timing"]["folded_prediction_ms"] = {"median": 2.5, "q25": 2.0, "q75": 3.0}
+    path.write_text(json.dumps(cost))
+    table = cost_table(load_results(two_norms.path), "timing")
+    column = table.headers.index("folded prediction (ms)")
+    assert table.headers[column - 1] == "prediction (ms)"
+    shown = {row[0]: row[column] for row in table.rows}
+    assert shown == {"batch_norm": "2.5 [2, 3]", "group_norm": "-"}
+    assert "Folded prediction: the same" in table.caption
+    frame = table.frame.set_index("norm")
+    assert frame.at["batch_norm", "folded_prediction_ms_median"] == 2.5
+    assert math.isnan(frame.at["group_norm", "folded_prediction_ms_median"])

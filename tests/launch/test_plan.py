@@ -50,6 +50,8 @@ def test_settings_are_flat_and_short():
 
 
 BASE = {"norm": "batch_norm", "norm.momentum": 0.1, "micro_batch_size": 2, "optimizer.lr": 0.1}
+RUNNING = {**BASE, "evaluation.statistics": "running", "evaluation.batch_size": None}
+BATCH = {**BASE, "evaluation.statistics": "batch", "evaluation.batch_size": 128}
 GROUP = {"norm": "group_norm", "norm.num_groups": 8, "micro_batch_size": 2, "optimizer.lr": 0.1}
 
 
@@ -77,6 +79,17 @@ GROUP = {"norm": "group_norm", "norm.num_groups": 8, "micro_batch_size": 2, "opt
             [BASE, {**BASE, "optimizer.lr": 0.2}],
             ["norm"],
             ["optimizer.lr", "norm", "micro_batch_size"],
+        ),
+        # The size of evaluation batches goes with what they are for, unless it varies by itself.
+        (
+            [RUNNING, BATCH],
+            ["evaluation.statistics"],
+            ["evaluation.statistics", "norm", "micro_batch_size"],
+        ),
+        (
+            [RUNNING, BATCH, {**BATCH, "evaluation.batch_size": 64}],
+            [],
+            ["evaluation.statistics", "evaluation.batch_size", "norm", "micro_batch_size"],
         ),
         # 1 and True, 2 and 2.0 are different settings; lists can be compared.
         (

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import nn
 
 from normexp.config.schema import (
     AugmentConfig,
@@ -48,6 +49,7 @@ def test_cells_that_differ_in_training_alone_are_measured_once(
         {"optimizer": OptimizerConfig("adamw", 0.05, 5e-4)},
         {"data": DataConfig("digits", {"image_size": 16})},
         {"precision": "bf16-mixed"},
+        {"probes": ["folding"]},
     ],
 )
 def test_cells_that_differ_in_cost_are_not(make_cell: MakeCell, change: dict[str, Any]) -> None:
@@ -101,3 +103,21 @@ def test_mixed_thread_counts_are_refused(make_cell: MakeCell) -> None:
     two.trainer.num_threads = 2
     with pytest.raises(ValueError, match="one number of threads"):
         cost.measure_costs([one, two])
+
+
+def test_the_folded_model_is_timed_where_the_probe_asks(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "ROUNDS", 2)
+    monkeypatch.setattr(cost, "MIN_WINDOW_S", 1e-4)
+    plain, folding = make_cell("batch_norm"), make_cell("batch_norm", probes=["folding"])
+    records = cost.measure_costs([plain, folding])
+    assert "folded_prediction_ms" not in records[0]["timing"]
+    assert records[1]["timing"]["folded_prediction_ms"]["median"] > 0
+    # It is no part of the memory that training needs.
+    assert records[0]["memory"] == records[1]["memory"]
+    subject = cost._build_subject(folding)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in subject.folded.modules())
+    assert any(isinstance(m, nn.BatchNorm2d) for m in subject.model.modules())
+    subject.actions()["folded_prediction_ms"]()
+    assert subject.model.training
