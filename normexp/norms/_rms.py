@@ -34,11 +34,15 @@ def rms_normalize(
         weight: One gain a channel; None for none.
         eps: Added to the mean of squares, inside the square root.
     """
+    if weight is not None and weight.dtype != x.dtype:
+        # torch takes its slow path there, with a warning. Half-precision activations and float32
+        # gains meet under autocast.
+        wide = torch.promote_types(x.dtype, weight.dtype)
+        return rms_normalize(x.to(wide), weight.to(wide), eps).to(x.dtype)
     is_ours = (
         x.device.type == "cpu"
         and x.numel() >= MIN_ELEMENTS
         and x.dtype in (torch.float32, torch.float64)
-        and (weight is None or weight.dtype == x.dtype)
         and not torch.compiler.is_compiling()  # the compiler fuses the plain formula itself
     )
     if not is_ours:

@@ -85,7 +85,7 @@ def build_partial_rms_norm(
     num_features: int,
     *,
     dims: int,
-    fraction: float = 0.0625,
+    fraction: float = 0.125,
     eps: float = 1e-6,
     affine: bool = True,
 ) -> nn.Module:
@@ -101,7 +101,7 @@ def build_partial_rms_norm(
         dims: 0 for features ``[N, C]``, 1 for sequences ``[N, L, C]``, 2 for images
             ``[N, C, H, W]``.
         fraction: Part of the channels that the root mean square is over, in (0, 1]; the paper
-            has 0.0625 for translation and 0.125 for CIFAR-10.
+            has 0.125 for CIFAR-10 and 0.0625 for translation.
         eps: Added to the mean of squares, inside the square root.
         affine: Whether to learn a gain (starts at 1) a channel. There is no shift.
 

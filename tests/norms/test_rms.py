@@ -101,6 +101,14 @@ def test_half_precision_takes_torchs_path(dtype):
     assert torch.equal(y, torch.ones_like(y))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_with_float32_gains_is_computed_in_float32(dtype):
+    x = (300.0 * draw(4, 8, dtype=torch.float32)).to(dtype)
+    weight = draw(8, dtype=torch.float32, seed=1)
+    y = rms_normalize(x, weight, 1e-6)
+    assert torch.equal(y, rms_normalize(x.float(), weight, 1e-6).to(dtype))
+
+
 def test_small_inputs_take_torchs_path(monkeypatch):
     monkeypatch.setattr(_rms, "MIN_ELEMENTS", 25)
     small, large = draw(4, 6).requires_grad_(), draw(5, 6).requires_grad_()
