@@ -3,7 +3,7 @@
 from normexp.models._registry import MODELS, ModelCard
 from normexp.models.build import build_model
 from normexp.models.initialize import initialize, parameter_roles
-from normexp.models.residual import PLACEMENTS, Placement
+from normexp.models.placements import PLACEMENTS, Placement
 
 __all__ = [
     "MODELS",

@@ -10,7 +10,8 @@ from torch import nn
 
 from normexp.errors import UserError, choices_hint
 from normexp.models._registry import MODELS, ModelCard
-from normexp.norms import NormFactory, NormRecord
+from normexp.models.placements import PLACEMENTS
+from normexp.norms import NORMS, NormCard, NormFactory, NormRecord
 
 _RESERVED = frozenset({"norm", "placement"})
 
@@ -66,17 +67,46 @@ def _check_placement(name: str, card: ModelCard, placement: str | None, norm: No
     if placement not in card.placements:
         shown = "null" if placement is None else placement
         raise UserError("placement", shown, choices_hint(shown, card.placements))
-    if placement == "none" and norm.norm_names() != {"no_norm"}:
-        others = ", ".join(sorted(norm.norm_names() - {"no_norm"}))
+    chosen = PLACEMENTS.get(placement or "")
+    if chosen is None or chosen.has_norm_layers:
+        return
+    # A norm of weights would undo the size that the placement gives to each weight.
+    admits_weights = not chosen.sets_weight_scale
+    others = [
+        name
+        for name in sorted(norm.norm_names() - {"no_norm"})
+        if not (admits_weights and _acts_on_weights_alone(NORMS.get(name).card))
+    ]
+    if others:
+        alternative = " or a norm of weights alone" if admits_weights else ""
         raise UserError(
-            "placement", placement, f"builds no norm layer, so norm must be no_norm, not {others}"
+            "placement",
+            placement,
+            f"builds no norm layer, so norm must be no_norm{alternative}, not {', '.join(others)}",
         )
 
 
+def _acts_on_weights_alone(card: NormCard) -> bool:
+    """Tell whether a norm has nothing to do at its own place in the network."""
+    return card.weight is not None and not any(card.statistic_sets.values())
+
+
 def _check_roles(name: str, model: nn.Module, norm: NormFactory) -> None:
-    """Raise if a norm was chosen for a role that no layer of the model has."""
-    records = [getattr(module, "norm_record", None) for module in model.modules()]
-    found = {record.role for record in records if isinstance(record, NormRecord)}
+    """Raise if a norm was chosen for a role that no layer of the model has.
+
+    A role without a norm layer counts where the weights of its layers are normalized, or would
+    be by the norm that the choice replaces.
+    """
+    records = [
+        record
+        for module in model.modules()
+        for key in ("norm_record", "weight_norm_record")
+        if isinstance(record := getattr(module, key, None), NormRecord)
+    ]
+    found = {record.role for record in records}
+    if NORMS.get(norm.name).card.weight is not None:
+        weight_roles = (getattr(module, "weight_role", None) for module in model.modules())
+        found |= {role for role in weight_roles if isinstance(role, str)}
     for role, choice in norm.roles.items():
         if role not in found:
             raise UserError(

@@ -44,7 +44,8 @@ class Mlp(nn.Module):
         self.norms = nn.ModuleList()
         for index in range(num_hidden_layers):
             num_in = num_inputs if index == 0 else width
-            self.linears.append(nn.Linear(num_in, width, bias=not norm.is_centring("block")))
+            linear = nn.Linear(num_in, width, bias=not norm.is_centring("block"))
+            self.linears.append(norm.parametrize(linear, role="block"))
             self.norms.append(norm(width, role="block", dims=0, is_activated=True))
         self.classifier = nn.Linear(width, num_classes)
 

@@ -107,9 +107,11 @@ class NormFactory:
             role: The place of the norm that the module belongs to.
 
         Returns:
-            The module, with a ``weight_norm_record`` if its weight is normalized now.
+            The module, with its role as ``weight_role``, and with a ``weight_norm_record`` if its
+            weight is normalized now.
         """
         entry, params = self._choose(role)
+        vars(module)["weight_role"] = role
         card = entry.card.weight
         if card is None:
             return module

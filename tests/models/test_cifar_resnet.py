@@ -193,3 +193,71 @@ def test_an_impossible_zero_gain_is_refused(norm, placement, reason):
     line = re.escape(f"model.params.zero_init_last_gain=True: {reason}")
     with pytest.raises(UserError, match=f"^{line}"):
         build(norm, placement, zero_init_last_gain=True)
+
+
+PRE_ACTIVATED = ("rezero_pre", "layer_scale", "skip_init")
+
+
+@pytest.mark.parametrize("placement", ["rezero", "rezero_pre", "skip_init", "layer_scale"])
+def test_resnet20_with_learned_skips_by_placement(placement):
+    common = RESNET20_CONVS + RESNET20_PROJECTIONS + RESNET20_CLASSIFIER
+    # A bias in every convolution; a gain a block: one number, or one a channel.
+    biases = 16 + 6 * (16 + 32 + 64) + (32 + 64)
+    gains = 3 * (16 + 32 + 64) if placement == "layer_scale" else 9
+    norm = "no_norm" if placement in ("rezero", "skip_init") else "batch_norm"
+    without = {"rezero": common + biases, "skip_init": common + biases}
+    expected = without.get(placement) or count(build("batch_norm", "pre", depth=20))
+    assert count(build(norm, placement, depth=20)) == expected + gains
+
+
+def test_resnet20_with_fixup():
+    common = RESNET20_CONVS + RESNET20_PROJECTIONS + RESNET20_CLASSIFIER
+    # Five scalars a block, one after the stem and one before the classifier.
+    assert count(build("no_norm", "fixup", depth=20)) == common + 5 * 9 + 2
+
+
+@pytest.mark.parametrize("placement", ["rezero", "rezero_pre", "skip_init", "layer_scale", "fixup"])
+def test_forward_with_learned_skips(placement):
+    norm = "instance_norm" if placement in ("rezero_pre", "layer_scale") else "no_norm"
+    model = build(norm, placement, input_shape=(1, 8, 8), num_stages=2).double()
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            parameter.add_(0.1 + 0.01 * index)
+    x = torch.linspace(-1, 1, 2 * 64, dtype=torch.float64).reshape(2, 1, 8, 8).sin()
+    maps = model.stem.conv(x)
+    if placement == "fixup":
+        maps = maps + model.stem.shift.bias
+    if placement not in PRE_ACTIVATED:
+        maps = maps.clamp(min=0)
+    maps = model.stages[1][0](model.stages[0][0](maps))
+    if norm != "no_norm":
+        maps = model.final_norm(maps)
+    if placement in PRE_ACTIVATED:
+        maps = maps.clamp(min=0)
+    features = maps.flatten(2).mean(2)
+    if placement == "fixup":
+        features = features + model.classifier_shift.bias
+    expected = features @ model.classifier.weight.T + model.classifier.bias
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+def test_fixup_counts_all_blocks_of_the_model():
+    scales = {
+        (depth, num_stages): build("no_norm", "fixup", depth=depth, num_stages=num_stages)
+        .stages[0][0]
+        .conv1.initial_scale
+        for depth, num_stages in [(8, 3), (20, 3), (14, 2)]
+    }
+    assert scales == {(8, 3): 3**-0.5, (20, 3): 1 / 3, (14, 2): 1 / 2}
+
+
+def test_layer_scale_init_reaches_every_block_and_no_other_placement():
+    model = build("batch_norm", "layer_scale", layer_scale_init=1e-5)
+    gains = [p for name, p in model.named_parameters() if "gain" in name]
+    assert len(gains) == 3
+    assert all((gain == 1e-5).all() for gain in gains)
+    line = re.escape(
+        "model.params.layer_scale_init=1e-05: placement layer_scale is needed, not pre"
+    )
+    with pytest.raises(UserError, match=f"^{line}"):
+        build("batch_norm", "pre", layer_scale_init=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 from normexp.models import build_model, initialize, parameter_roles
 from normexp.norms import NORMS, NormFactory
 
-IMAGE_NORMS = [entry.name for entry in NORMS if 2 in entry.card.dims]
+IMAGE_NORMS = [e.name for e in NORMS if 2 in e.card.dims and not e.card.takes_condition]
+WEIGHT_NORMS = [entry.name for entry in NORMS if entry.card.weight is not None]
 
 
 def build(norm="batch_norm", placement="res_post", seed=0, name="cifar_resnet", **params):
@@ -28,8 +30,13 @@ def build(norm="batch_norm", placement="res_post", seed=0, name="cifar_resnet", 
 
 
 def weights(model):
+    """Return the weights by their plain names: the raw ones where a norm acts on them."""
     roles = parameter_roles(model)
-    return {name: p for name, p in model.named_parameters() if roles[name] == "weight"}
+    return {
+        re.sub(r"parametrizations\.weight\.original\d?$", "weight", name): p
+        for name, p in model.named_parameters()
+        if roles[name] == "weight"
+    }
 
 
 def assert_same(one, other):
@@ -42,9 +49,67 @@ def test_all_norms_and_placements_share_every_weight():
     # Stem, 2 a block, 2 projections, the classifier.
     assert len(reference) == 10
     for norm in IMAGE_NORMS:
-        for placement in ("res_post", "pre", "post"):
+        for placement in ("res_post", "pre", "post", "rezero_pre", "layer_scale"):
             assert_same(weights(build(norm, placement)), reference)
-    assert_same(weights(build("no_norm", "none")), reference)
+    for placement in ("none", "rezero", "skip_init"):
+        assert_same(weights(build("no_norm", placement)), reference)
+
+
+@pytest.mark.parametrize("name", ["cifar_resnet", "mlp"])
+def test_weight_norm_starts_from_the_effective_weights_of_any_norm(name):
+    placement = None if name == "mlp" else "res_post"
+    reference = build("batch_norm", placement, name=name).double()
+    model = build("weight_norm", placement, name=name).double()
+    initialize(reference, 3)
+    initialize(model, 3)
+    compared = 0
+    for path, module in reference.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            effective = model.get_submodule(path).weight
+            torch.testing.assert_close(effective, module.weight, rtol=1e-14, atol=0)
+            compared += 1
+    assert compared == (4 if name == "mlp" else 10)
+
+
+@pytest.mark.parametrize("norm", WEIGHT_NORMS)
+def test_parameters_of_a_norm_of_weights_have_its_role(norm):
+    model = build(norm)
+    roles = parameter_roles(model)
+    assert list(roles) == [name for name, _ in model.named_parameters()]
+    card = NORMS.get(norm).card.weight
+    for name, role in roles.items():
+        if "parametrizations" in name:
+            assert role == ("norm" if name.split(".")[-1] in card.parameters else "weight"), name
+    assert list(roles.values()).count("weight") == 10
+    assert roles["classifier.weight"] == "weight"
+
+
+def test_initializing_again_gives_the_same_model():
+    for norm in WEIGHT_NORMS:
+        model = build(norm)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        initialize(model, 1)
+        initialize(model, 0)
+        assert_same(model.state_dict(), before)
+
+
+def test_fixup_scales_the_draws_that_all_placements_share():
+    reference, model = weights(build("no_norm", "none")), build("no_norm", "fixup")
+    scales = {"conv1": 3**-0.5, "conv2": 0.0}
+    for name, weight in weights(model).items():
+        layer = name.split(".")[-2]
+        scale = 0.0 if name == "classifier.weight" else scales.get(layer, 1.0)
+        torch.testing.assert_close(weight, reference[name] * scale, rtol=1e-6, atol=0)
+
+
+def test_initial_scale_of_a_normalized_weight_is_the_layers_own():
+    model = nn.Sequential(nn.Linear(5, 4))
+    NormFactory("weight_norm").parametrize(model[0], role="block")
+    plain = nn.Sequential(nn.Linear(5, 4))
+    vars(model[0])["initial_scale"] = 0.25
+    initialize(model, 0)
+    initialize(plain, 0)
+    torch.testing.assert_close(model[0].weight, plain[0].weight / 4)
 
 
 def test_all_norms_of_an_mlp_share_every_weight():
