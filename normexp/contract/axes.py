@@ -150,8 +150,9 @@ def try_statistic_sets(subject: Subject) -> Iterator[str]:
         found, expected = measure_pattern(subject, shape), expect_pattern(subject, specimen)
         if not torch.equal(found, expected):
             kind = "chained statistics " if card.is_chained else "statistics "
+            fields = "statistic_sets, is_chained" if len(sets) > 1 else "statistic_sets"
             yield (
-                f"statistic_sets, is_chained: the card says {kind}{_describe_sets(sets)}, so that "
+                f"{fields}: the card says {kind}{_describe_sets(sets)}, so that "
                 f"{describe(expected)}; found on shape {tell(shape)}: {describe(found)}"
             )
     if card.is_chained and all(len(sets) < 2 for sets in card.statistic_sets.values()):

@@ -246,6 +246,8 @@ def try_weight_assignment(subject: Subject) -> Iterator[str]:
         weight = _Weight(subject, kind)
         module: Any = weight.module
         effective = weight.make(weight.draw())
+        if torch.equal(effective, weight.draw()):
+            yield f"weight.parametrize has no effect: the weight of a {kind} is the raw weight"
         with torch.no_grad():
             module.weight = effective.clone()
         # eps may take as much away.
