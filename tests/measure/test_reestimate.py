@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from normexp.measure import (
     reestimate_running_statistics,
@@ -245,3 +246,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
 
 def test_a_model_without_running_statistics_is_left_alone() -> None:
     reestimate_running_statistics(nn.GroupNorm(1, 3), torch.randn(4, 3), batch_size=1)
+
+
+def test_activation_checkpointing_moves_statistics_twice_until_re_estimated() -> None:
+    """torch runs the forward pass of a checkpointed layer again in the backward pass."""
+    layer, x = nn.BatchNorm1d(3, momentum=0.5).double(), _inputs().flatten(2).mean(2).repeat(1, 2)
+    x = x[:, :3].clone().requires_grad_()
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert layer.num_batches_tracked == 2
+    torch.testing.assert_close(layer.running_mean, 0.75 * x.detach().mean(0))
+    reestimate_running_statistics(layer, x.detach(), batch_size=len(x))
+    torch.testing.assert_close(layer.running_mean, x.detach().mean(0))
