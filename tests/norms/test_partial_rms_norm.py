@@ -83,9 +83,9 @@ def test_statistics_are_float32_for_half_precision(dims):
 def test_defaults():
     layer = NormFactory("partial_rms_norm")(32, role="block", dims=0)
     assert layer.norm_record.params == {"fraction": 0.125, "eps": 1e-6, "affine": True}
-    assert layer.part_size == 2
+    assert layer.part_size == 4
     (described,) = describe_norm_layers(layer, (32,), 4)
-    assert described.statistic_set_sizes == (2,)
+    assert described.statistic_set_sizes == (4,)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, math.nan])
