@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normexp import freeze_norms
 from normexp.norms import NormFactory
-from normexp.norms.freezing import freeze_norms
 from normexp.norms.frozen_batch_norm import FrozenBatchNorm
 
 
