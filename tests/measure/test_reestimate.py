@@ -217,10 +217,25 @@ def test_frozen_layers_stay_frozen() -> None:
     assert model[1].running_mean.tolist() != [0.0, 0.0]
 
 
-def test_other_running_statistics_are_refused_by_name() -> None:
-    model = nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True))
-    with pytest.raises(ValueError, match=r"^0: instance_norm is not supported: .*single samples"):
-        reestimate_running_statistics(model, torch.randn(9, 2, 3, 3), batch_size=3)
+class Unknown(nn.Module):
+    """Keeps a running mean for a use of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.InstanceNorm2d(2, track_running_stats=True), "instance_norm is not .*single samples"),
+        (NormFactory("power_norm")(2, role="block", dims=0), "power_norm is not .*its training"),
+        (Unknown(), "Unknown is not supported: .*is not known"),
+    ],
+)
+def test_other_running_statistics_are_refused_by_name(layer: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^0: {message}"):
+        reestimate_running_statistics(nn.Sequential(layer), torch.randn(9, 2), batch_size=3)
 
 
 @pytest.mark.parametrize(
