@@ -16,6 +16,7 @@ from normexp.contract import (
     masks,
     numerics,
     state,
+    sums,
     transforms,
     weights,
 )
@@ -39,7 +40,7 @@ __all__ = [
 
 # The order in which a reader meets them.
 CHECKS: dict[str, Check] = in_order(
-    form, axes, formula, state, masks, activation, kernels, transforms, numerics, weights
+    form, axes, sums, formula, state, masks, activation, kernels, transforms, numerics, weights
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -145,6 +146,21 @@ class Specimen:
         }
 
 
+@dataclass(frozen=True)
+class Call:
+    """One way to call a norm: a specimen, and a mask where it takes one.
+
+    Attributes:
+        specimen: The layer.
+        mask: Valid positions; None for none.
+        where: Shape and mask in words.
+    """
+
+    specimen: Specimen
+    mask: Tensor | None
+    where: str
+
+
 class Subject:
     """A norm under experiment, with what several checks need computed once.
 
@@ -165,6 +181,16 @@ class Subject:
     def specimens(self, **settings: Any) -> list[Specimen]:
         """Return one specimen for each of the norm's ``dims``, no two extents alike."""
         return [self.specimen(DISTINCT[dims], **settings) for dims in self.card.dims]
+
+    def calls(self, **settings: Any) -> list[Call]:
+        """Return the ways to call the norm: each of its ``dims``, sequences also with a mask."""
+        calls = []
+        for specimen in self.specimens(**settings):
+            calls.append(Call(specimen, None, tell(specimen.shape)))
+            if len(specimen.shape) == 3 and self.card.takes_mask and self.has_mask_argument():
+                mask = make_mask(specimen.shape)
+                calls.append(Call(specimen, mask, f"{tell(specimen.shape)} with a mask"))
+        return calls
 
     def specimen(self, shape: Shape, **settings: Any) -> Specimen:
         """Return a specimen for inputs of that shape."""
@@ -218,6 +244,11 @@ def _resolve_symbol(symbol: str, sizes: Mapping[str, Any]) -> int:
 def count_channels(shape: Shape) -> int:
     """Return C of an input's shape: the last axis of a sequence, else the second."""
     return shape[2] if len(shape) == 3 else shape[1]
+
+
+def make_mask(shape: Shape) -> Tensor:
+    """Return a mask with holes, of sequences of that shape; three or four of five are valid."""
+    return (torch.arange(shape[0])[:, None] + torch.arange(shape[1])[None]) % 3 != 0
 
 
 def draw(shape: Shape, *names: str | int) -> Tensor:

@@ -70,7 +70,7 @@ def _find_pattern(specimen: Specimen, x: Tensor) -> Tensor:
 def expect_pattern(subject: Subject, specimen: Specimen) -> Tensor:
     """Return the pattern that the card's statistic sets say."""
     dims, shape = len(specimen.shape) - 2, specimen.shape
-    sets = getattr(specimen.module, "statistic_sets", subject.card.statistic_sets[dims])
+    sets = subject.card.statistic_sets[dims]
     patterns = [_expect_one(axes, shape, specimen) for axes in sets]
     n, p, c = to_rows(torch.empty(shape)).shape
     diagonal = torch.eye(n * p * c, dtype=torch.bool).reshape(n, p, c, n, p, c)
@@ -147,6 +147,12 @@ def try_statistic_sets(subject: Subject) -> Iterator[str]:
     for shape in [table[dims] for dims in card.dims for table in (DISTINCT, EQUAL)]:
         sets = card.statistic_sets[len(shape) - 2]
         specimen = subject.specimen(shape, is_plain=True)
+        told = getattr(specimen.module, "statistic_sets", sets)
+        if told != sets:
+            yield (
+                f"statistic_sets: the layer itself says {_describe_sets(told)} on shape "
+                f"{tell(shape)}, the card {_describe_sets(sets)}"
+            )
         found, expected = measure_pattern(subject, shape), expect_pattern(subject, specimen)
         if not torch.equal(found, expected):
             kind = "chained statistics " if card.is_chained else "statistics "

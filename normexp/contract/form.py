@@ -14,6 +14,7 @@ from normexp.contract._checks import DoesNotApply, contract_check
 from normexp.contract._subject import (
     DISTINCT,
     EQUAL,
+    Shape,
     Subject,
     count_channels,
     draw,
@@ -23,7 +24,7 @@ from normexp.contract._subject import (
     tell,
 )
 from normexp.errors import UserError
-from normexp.norms import NormCard, WeightCard
+from normexp.norms import NormCard, WeightCard, compute_statistic_set_size
 
 _DIMS = (0, 1, 2)
 
@@ -190,3 +191,37 @@ def try_parameter_gradients(subject: Subject) -> Iterator[str]:
                 yield f"parameters: {key} has no gradient on an input {tell(specimen.shape)}"
             elif not bool(gradient.isfinite().all()):
                 yield f"parameters: the gradient of {key} is not finite"
+
+
+@contract_check(
+    "A layer that tells why it cannot work on an input (find_problem) is right about it."
+)
+def try_find_problem(subject: Subject) -> Iterator[str]:
+    """Compare what it tells with what a call does, with fewer samples and fewer positions."""
+    layers = subject.specimens()
+    if not any(hasattr(specimen.module, "find_problem") for specimen in layers):
+        raise DoesNotApply("no layer has find_problem")
+    for specimen in layers:
+        shape = specimen.shape
+        fewer = [(n, *shape[1:]) for n in (shape[0] - 1, 2, 1)]
+        if len(shape) > 2:
+            fewer += [(shape[0], 2, *shape[2:]) if len(shape) == 3 else (*shape[:2], 1, 2)]
+        for candidate in (shape, *fewer):
+            problem = specimen.module.find_problem(candidate)  # type: ignore[operator]
+            try:
+                specimen(draw(candidate, "find_problem"))
+            except (ValueError, RuntimeError) as error:
+                if problem is None and not _has_single_value(subject, candidate, specimen.options):
+                    yield (
+                        f"find_problem sees none on {tell(candidate)}, but a call ends in "
+                        f"{type(error).__name__}: {error}"
+                    )
+                continue
+            if problem is not None:
+                yield f"find_problem says {problem!r} on {tell(candidate)}, but a call works"
+
+
+def _has_single_value(subject: Subject, shape: Shape, options: dict[str, Any]) -> bool:
+    """Tell whether a statistic set has one value, which the check before training finds."""
+    sets = subject.card.statistic_sets[len(shape) - 2]
+    return any(compute_statistic_set_size(axes, shape, options) == 1 for axes in sets)

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from normexp.contract._checks import DoesNotApply, contract_check
-from normexp.contract._subject import DISTINCT, Specimen, Subject, draw, max_difference, tell
+from normexp.contract._subject import (
+    DISTINCT,
+    Specimen,
+    Subject,
+    draw,
+    make_mask,
+    max_difference,
+    tell,
+)
 
 _SHAPE = DISTINCT[1]
 
@@ -59,7 +67,7 @@ def _differentiate(
 
 
 def _try_influence(specimen: Specimen) -> Iterator[str]:
-    mask = _lengths_mask([5, 3, 4, 2, 5, 1])
+    mask = make_mask(_SHAPE)
     invalid = ~mask[:, :, None]
     x = draw(_SHAPE, "mask")
     y, gradient, gradients, state = _differentiate(specimen, x, mask)

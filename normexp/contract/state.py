@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -99,8 +100,6 @@ def try_evaluation_is_pure(subject: Subject) -> Iterator[str]:
 @contract_check("A copy of the layer works alone, and on the meta device shapes come out.")
 def try_copies(subject: Subject) -> Iterator[str]:
     """Copy the layer deeply; move a copy to the meta device."""
-    import copy
-
     for specimen in subject.specimens():
         x = draw(specimen.shape, "copies")
         given = (x, specimen.condition(x)) if subject.card.takes_condition else (x,)

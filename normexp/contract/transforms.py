@@ -16,6 +16,7 @@ from normexp.contract._subject import (
     State,
     Subject,
     draw,
+    make_mask,
     max_difference,
     tell,
 )
@@ -37,9 +38,11 @@ def try_has_exact_gradient(subject: Subject) -> Iterator[str]:
             # Of many elements some would step over the bend of an activation.
             specimen = subject.specimen(shape, is_plain=shape != DISTINCT[dims])
             for when, state in (("fresh", specimen.state), ("long trained", specimen.age())):
-                errors[f"of a {when} layer on {tell(shape)}"] = _find_gradient_error(
-                    specimen, state
-                )
+                where = f"of a {when} layer on {tell(shape)}"
+                errors[where] = _find_gradient_error(specimen, state)
+                if dims == 1 and subject.card.takes_mask:
+                    mask = make_mask(shape)
+                    errors[f"{where} with a mask"] = _find_gradient_error(specimen, state, mask)
         where, error = max(errors.items(), key=lambda item: item[1])
         if declared != (error < 1e-5):
             yield (
@@ -48,7 +51,7 @@ def try_has_exact_gradient(subject: Subject) -> Iterator[str]:
             )
 
 
-def _find_gradient_error(specimen: Specimen, state: State) -> float:
+def _find_gradient_error(specimen: Specimen, state: State, mask: Tensor | None = None) -> float:
     """Return how far a derivative along one direction is off, of input and parameters together."""
     x = draw(specimen.shape, "gradient")
     x = x + 0.5 * x.sign()  # away from zero, where a power bends
@@ -58,7 +61,8 @@ def _find_gradient_error(specimen: Specimen, state: State) -> float:
 
     def loss(moved: dict[str, Tensor]) -> Tensor:
         parameters = {key: value for key, value in moved.items() if key != "x"}
-        return (specimen(moved["x"], state=state, parameters=parameters) * loss_weights).sum()
+        y = specimen(moved["x"], state=state, parameters=parameters, mask=mask)
+        return (y * loss_weights).sum()
 
     leaves = {key: value.clone().requires_grad_() for key, value in tensors.items()}
     gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
@@ -86,18 +90,18 @@ def _find_gradient_error(specimen: Specimen, state: State) -> float:
 def try_is_vectorizable(subject: Subject) -> Iterator[str]:
     """Train two stacked replicas one step, and each alone."""
     declared = subject.card.is_vectorizable
-    for specimen in subject.specimens():
-        problem = _find_vmap_problem(specimen)
+    for call in subject.calls():
+        problem = _find_vmap_problem(call.specimen, call.mask)
         if declared and problem:
-            yield f"is_vectorizable=True is declared, but on {tell(specimen.shape)} {problem}"
+            yield f"is_vectorizable=True is declared, but on {call.where} {problem}"
         if not declared and not problem:
             yield (
                 "is_vectorizable=False is declared, but under torch.vmap an input "
-                f"{tell(specimen.shape)} gives the same as single calls"
+                f"{call.where} gives the same as single calls"
             )
 
 
-def _find_vmap_problem(specimen: Specimen) -> str | None:
+def _find_vmap_problem(specimen: Specimen, mask: Tensor | None) -> str | None:
     """Return what goes wrong with two stacked replicas; None if nothing does."""
     x = torch.stack([draw(specimen.shape, "vmap", replica) for replica in range(2)])
     parameters = [
@@ -105,11 +109,12 @@ def _find_vmap_problem(specimen: Specimen) -> str | None:
     ]
     ways = draw(specimen.shape, "loss")
     condition = (specimen.condition(x[0]),) if specimen.card.takes_condition else ()
+    keywords = {} if mask is None else {"mask": mask}
     stacked = {k: torch.stack([p[k] for p in parameters]) for k in specimen.parameters}
     state = {k: torch.stack([v, v]) for k, v in specimen.state.items()}
 
     def train(p: State, b: State, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, State]]:
-        y = functional_call(specimen.module, {**p, **b}, (inputs, *condition))
+        y = functional_call(specimen.module, {**p, **b}, (inputs, *condition), keywords)
         return (y * ways).sum(), (y, b)
 
     specimen.module.train()
@@ -121,7 +126,7 @@ def _find_vmap_problem(specimen: Specimen) -> str | None:
         return f"torch.vmap ended in {type(error).__name__}: {error}"
     for replica in range(2):
         alone = x[replica].clone().requires_grad_()
-        single, state_after = specimen.run(alone, parameters=parameters[replica])
+        single, state_after = specimen.run(alone, parameters=parameters[replica], mask=mask)
         (gradient,) = torch.autograd.grad((single * ways).sum(), alone)
         pairs = {"output": (y[replica], single), "gradient": (gradients[replica], gradient)}
         pairs |= {f"buffer {k}": (after[k][replica], state_after[k]) for k in state_after}
@@ -134,7 +139,9 @@ def _find_vmap_problem(specimen: Specimen) -> str | None:
 @contract_check("torch.compile takes the whole layer as one graph and keeps its results.")
 def try_compile(subject: Subject) -> Iterator[str]:
     """Compile forward and backward pass without generating code."""
-    for specimen in subject.specimens():
+    for way in subject.calls():
+        specimen = way.specimen
+        keywords = {} if way.mask is None else {"mask": way.mask}
         torch._dynamo.reset()
         compiled = torch.compile(specimen.module.train(), fullgraph=True, backend="aot_eager")
         results = []
@@ -142,12 +149,12 @@ def try_compile(subject: Subject) -> Iterator[str]:
             specimen.module.load_state_dict({**specimen.parameters, **specimen.state})
             x = draw(specimen.shape, "compile").requires_grad_()
             given = (x, specimen.condition(x)) if specimen.card.takes_condition else (x,)
-            y = call(*given)
+            y = call(*given, **keywords)
             (gradient,) = torch.autograd.grad((y * draw(specimen.shape, "loss")).sum(), x)
             state = {f"buffer {k}": v.clone() for k, v in specimen.module.named_buffers()}
             results.append({"output": y, "gradient": gradient, **state})
         for what, value in results[0].items():
             difference = max_difference(value.double(), results[1][what].double())
             if difference > 1e-9:
-                yield f"compiled, {what} on {tell(specimen.shape)} is {difference:.2g} different"
+                yield f"compiled, {what} on {way.where} is {difference:.2g} different"
     torch._dynamo.reset()

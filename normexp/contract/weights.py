@@ -6,80 +6,18 @@ Legend: O outputs, M fan-in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from normexp.contract._checks import DoesNotApply, contract_check
-from normexp.contract._subject import Subject, draw, find_small_options, max_difference, tell
-from normexp.contract.formula import classify_shrinking
-from normexp.norms import RESERVED, WeightCard
-
-_OUTPUTS, _INPUTS = 5, 6
-_LAYERS: dict[str, Callable[[int], nn.Module]] = {
-    "linear": lambda inputs: nn.Linear(inputs, _OUTPUTS),
-    "convolution": lambda inputs: nn.Conv2d(inputs, _OUTPUTS, (3, 2)),
-}
-
-
-class _Weight:
-    """A layer whose weight the norm acts on; ``make`` gives the effective weight of a raw one."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        kind: str,
-        options: Mapping[str, Any] | None = None,
-        *,
-        inputs: int = _INPUTS,
-    ) -> None:
-        card = subject.card.weight
-        assert card is not None
-        self.kind = kind
-        with torch.random.fork_rng(devices=[]):  # torch's own start is replaced
-            plain = _LAYERS[kind](inputs).double()
-        assert isinstance(plain.weight, Tensor)
-        self.shape = tuple(plain.weight.shape)
-        with torch.no_grad():
-            for key, parameter in plain.named_parameters():
-                parameter.copy_(draw(tuple(parameter.shape), "layer", kind, key))
-        given = find_small_options(subject.entry) | dict(options or {})
-        params = subject.entry.complete_params(given, reserved=RESERVED)
-        self.module = card.parametrize(plain, **params)
-        named = {k: p for k, p in self.module.named_parameters() if k != "bias"}
-        raw = [k for k, p in named.items() if tuple(p.shape) == self.shape]
-        if len(raw) != 1:
-            raise ValueError(f"one raw weight of shape {tell(self.shape)} is needed, found {raw}")
-        self.raw_name = raw[0]
-        self.others = {k: p.detach() for k, p in named.items() if k != self.raw_name}
-
-    def make(self, raw: Tensor) -> Tensor:
-        """Return the effective weight."""
-        effective: Tensor = functional_call(
-            _Reader(self.module), {f"module.{self.raw_name}": raw}, ()
-        )
-        return effective
-
-    def draw(self) -> Tensor:
-        """Return a raw weight."""
-        return 0.3 + draw(self.shape, "weight", self.kind)
-
-
-class _Reader(nn.Module):
-    """Reads a module's weight, so that torch.func can put other parameters in first."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self) -> Tensor:
-        """Return the effective weight."""
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight
+from normexp.contract._subject import Subject, draw, max_difference, tell
+from normexp.contract._weight import LAYERS, NUM_INPUTS, NUM_OUTPUTS, WeightSpecimen
+from normexp.contract.sums import classify_shrinking
+from normexp.norms import WeightCard
 
 
 def _get_card(subject: Subject) -> WeightCard:
@@ -107,8 +45,8 @@ def _without_eps(subject: Subject) -> dict[str, float]:
 def try_weight_fan_in(subject: Subject) -> Iterator[str]:
     """Look at the pattern of the Jacobian, by finite differences."""
     _get_card(subject)
-    for kind in _LAYERS:
-        weight = _Weight(subject, kind)
+    for kind in LAYERS:
+        weight = WeightSpecimen(subject, kind)
         raw, step = weight.draw(), 1e-5
         base = weight.make(raw)
         if tuple(base.shape) != weight.shape:
@@ -123,7 +61,7 @@ def try_weight_fan_in(subject: Subject) -> Iterator[str]:
             moved.view(-1)[i] += step
             rows.append(((weight.make(moved) - base) / step).flatten())
         found = torch.stack(rows, 1).abs() > 1e-7
-        output = torch.arange(_OUTPUTS).repeat_interleave(raw[0].numel())
+        output = torch.arange(NUM_OUTPUTS).repeat_interleave(raw[0].numel())
         expected = output[:, None] == output[None]
         if not torch.equal(found, expected):
             low, high = int(found.sum(1).min()), int(found.sum(1).max())
@@ -140,8 +78,8 @@ def try_weight_fan_in(subject: Subject) -> Iterator[str]:
 def try_weight_invariances(subject: Subject) -> Iterator[str]:
     """Add a constant to the raw weight; multiply it."""
     card = _get_card(subject)
-    for kind in _LAYERS:
-        weight = _Weight(subject, kind, _without_eps(subject))
+    for kind in LAYERS:
+        weight = WeightSpecimen(subject, kind, _without_eps(subject))
         raw = weight.draw()
         base = weight.make(raw)
         for name, declared, moved in (
@@ -162,9 +100,9 @@ def try_weight_invariances(subject: Subject) -> Iterator[str]:
 def try_weight_divisor(subject: Subject) -> Iterator[str]:
     """Double every element of the fan-in."""
     card = _get_card(subject)
-    for kind in _LAYERS:
-        once = _Weight(subject, kind, _without_eps(subject))
-        twice = _Weight(subject, kind, _without_eps(subject), inputs=2 * _INPUTS)
+    for kind in LAYERS:
+        once = WeightSpecimen(subject, kind, _without_eps(subject))
+        twice = WeightSpecimen(subject, kind, _without_eps(subject), inputs=2 * NUM_INPUTS)
         for weight in (once, twice):
             for value in weight.others.values():
                 value.fill_(1.0)
@@ -186,6 +124,11 @@ def try_weight_divisor(subject: Subject) -> Iterator[str]:
             )
 
 
+def _make_scaled(weight: WeightSpecimen, raw: Tensor, scale: float) -> Tensor:
+    """Return the effective weight of a scaled raw one."""
+    return weight.make(scale * raw)
+
+
 @contract_check("eps stands where the weight's card says.", fields=("weight.eps_place",))
 def try_weight_eps_place(subject: Subject) -> Iterator[str]:
     """Scale a raw weight under a large eps."""
@@ -197,14 +140,14 @@ def try_weight_eps_place(subject: Subject) -> Iterator[str]:
             )
             return
         raise DoesNotApply("there is no eps for the weight")
-    for kind in _LAYERS:
-        large = _Weight(subject, kind, {option: 0.5})
-        tiny = _Weight(subject, kind, _without_eps(subject))
+    for kind in LAYERS:
+        large = WeightSpecimen(subject, kind, {option: 0.5})
+        tiny = WeightSpecimen(subject, kind, _without_eps(subject))
         raw = large.draw()
         raw = raw / raw.square().sum((*range(1, raw.ndim),), keepdim=True).sqrt()
         found: str | None = None
         if max_difference(large.make(0.1 * raw), tiny.make(0.1 * raw)) > 1e-9:
-            found = classify_shrinking(lambda t, w=large, r=raw: w.make(t * r))
+            found = classify_shrinking(partial(_make_scaled, large, raw))
         if found != card.eps_place:
             yield (
                 f"weight.eps_place={card.eps_place} is declared; found "
@@ -219,19 +162,20 @@ def try_weight_eps_place(subject: Subject) -> Iterator[str]:
 def try_weight_parameters(subject: Subject) -> Iterator[str]:
     """Compare them with the card; axes of extent 1 do not count."""
     card = _get_card(subject)
-    for kind in _LAYERS:
-        weight = _Weight(subject, kind)
+    for kind in LAYERS:
+        weight = WeightSpecimen(subject, kind)
         found = {
             name.rpartition(".")[2]: tuple(n for n in p.shape if n != 1)
             for name, p in weight.others.items()
         }
         declared = {
-            name: tuple(_OUTPUTS if s == "O" else int(s) for s in symbols)
+            name: tuple(NUM_OUTPUTS if s == "O" else int(s) for s in symbols)
             for name, symbols in card.parameters.items()
         }
         if found != declared:
             yield (
-                f"weight.parameters={declared} is declared for O={_OUTPUTS}; a {kind} has {found}"
+                f"weight.parameters={declared} is declared for O={NUM_OUTPUTS}; a {kind} "
+                f"has {found}"
             )
 
 
@@ -242,8 +186,8 @@ def try_weight_parameters(subject: Subject) -> Iterator[str]:
 def try_weight_assignment(subject: Subject) -> Iterator[str]:
     """Assign the effective weight and read it again; differentiate; save and load."""
     _get_card(subject)
-    for kind in _LAYERS:
-        weight = _Weight(subject, kind)
+    for kind in LAYERS:
+        weight = WeightSpecimen(subject, kind)
         module: Any = weight.module
         effective = weight.make(weight.draw())
         if torch.equal(effective, weight.draw()):
@@ -257,12 +201,12 @@ def try_weight_assignment(subject: Subject) -> Iterator[str]:
                 f"weight.parametrize: an effective weight of a {kind} {tell(weight.shape)}, "
                 f"assigned and read again, has changed by {change:.2g} of its size"
             )
-        x = draw((2, _INPUTS) if kind == "linear" else (2, _INPUTS, 4, 4), "assignment")
+        x = draw((2, NUM_INPUTS) if kind == "linear" else (2, NUM_INPUTS, 4, 4), "assignment")
         module(x).square().sum().backward()
         for name, parameter in module.named_parameters():
             if parameter.grad is None or not bool(parameter.grad.isfinite().all()):
                 yield f"weight.parametrize: {name} of a {kind} gets no finite gradient"
-        twin = _Weight(subject, kind).module
+        twin = WeightSpecimen(subject, kind).module
         twin.load_state_dict(module.state_dict(), strict=True)
         if not torch.equal(twin(x), module(x)):
             yield f"weight.parametrize: a {kind} loaded from another's state dict differs"
@@ -272,8 +216,8 @@ def try_weight_assignment(subject: Subject) -> Iterator[str]:
 def try_weight_transforms(subject: Subject) -> Iterator[str]:
     """Stack raw weights under torch.vmap; compare half precision with float32."""
     _get_card(subject)
-    for kind in _LAYERS:
-        weight = _Weight(subject, kind)
+    for kind in LAYERS:
+        weight = WeightSpecimen(subject, kind)
         raws = torch.stack([weight.draw(), 2.0 + weight.draw()])
         if subject.card.is_vectorizable:
             stacked = torch.vmap(weight.make)(raws)
@@ -283,7 +227,7 @@ def try_weight_transforms(subject: Subject) -> Iterator[str]:
                     f"weight, is_vectorizable: stacked weights of a {kind} differ by "
                     f"{difference:.2g}"
                 )
-        half = _Weight(subject, kind)
+        half = WeightSpecimen(subject, kind)
         half.module.bfloat16()
         for key, value in half.module.named_parameters():
             weight.module.get_parameter(key).detach().copy_(value)
