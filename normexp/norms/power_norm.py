@@ -243,8 +243,8 @@ def build_power_norm(
     micro-batch without a valid token does not count.
 
     The authors' code differs in three places: it approximates the gradient in the warm-up too,
-    divides it by the batch's psi where the forward pass divided by the running one, and has
-    ema_gz in another unit, ours divided by the momentum.
+    divides it by the batch's psi where the forward pass divided by the running one, and holds
+    ema_gz divided by backward_momentum.
 
     Half-precision inputs are computed in float32 and cast back once, at the end.
 
