@@ -76,14 +76,29 @@ class PlacementConfig:
 
 
 @dataclass
+class LrFactorsConfig:
+    """What the learning rate is multiplied with, by the role of a parameter."""
+
+    weight: float = 1.0
+    bias: float = 1.0
+    norm: float = 1.0
+    skip: float = 1.0
+
+
+@dataclass
 class OptimizerConfig:
-    """The rule of an update. ``lr`` is the rate before ``lr_scaling``."""
+    """The rule of an update. ``lr`` is the rate before ``lr_scaling``.
+
+    ``adaptive_clip`` is the largest ratio of a gradient's norm to its weight's; null for none.
+    """
 
     name: str = MISSING
     lr: float = MISSING
     weight_decay: float = MISSING
     decay_roles: list[str] = field(default_factory=lambda: ["weight"])
     params: dict[str, Any] = field(default_factory=dict)
+    lr_factors: LrFactorsConfig = field(default_factory=LrFactorsConfig)
+    adaptive_clip: Optional[float] = None
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -80,6 +81,12 @@ def _check_numbers(config: CellConfig) -> None:
         raise UserError("optimizer.lr", optimizer.lr, "a number above 0 is needed")
     if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
         raise UserError("optimizer.weight_decay", optimizer.weight_decay, "0 or more is needed")
+    positive = {f"lr_factors.{k}": v for k, v in dataclasses.asdict(optimizer.lr_factors).items()}
+    if optimizer.adaptive_clip is not None:
+        positive["adaptive_clip"] = optimizer.adaptive_clip
+    for key, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"optimizer.{key}", value, "a number above 0 is needed")
     if not 0 <= schedule.warmup_fraction < 1:
         raise UserError(
             "schedule.warmup_fraction", schedule.warmup_fraction, "a share in [0, 1) is needed"

@@ -213,7 +213,7 @@ class _Run:
     def _build(self) -> SoloModule:
         """Return the module at its first update."""
         config, plan = self.config, self.facts.plan
-        model, self.groups, optimizer = build_start(
+        model, self.groups, optimizer, clip = build_start(
             config, self.data, seed=self.seed, lr=config.scaled_lr
         )
         lr = build_lr(
@@ -227,6 +227,7 @@ class _Run:
             model,
             plan=plan,
             optimizer=optimizer,
+            clip=clip,
             lr=lr,
             evaluation_context=self._evaluation_context,
         )

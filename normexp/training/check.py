@@ -25,6 +25,7 @@ from normexp.norms import (
 )
 from normexp.records import cell_name, run_dir
 from normexp.registry import Registry
+from normexp.training.clipping import build_adaptive_clip
 from normexp.training.evaluation import check_evaluation, complete_evaluation
 from normexp.training.optim import (
     OPTIMIZERS,
@@ -89,6 +90,8 @@ def check_cell(config: CellConfig) -> CellFacts:
         model = build_cell_model(config, data)
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     check_statistic_sets(layers)
+    if config.optimizer.adaptive_clip is not None:
+        build_adaptive_clip(model, config.optimizer.adaptive_clip)
     check_evaluation(config, data, model)
     return CellFacts(
         cell=cell_name(config.to_plain(), data.fingerprint),

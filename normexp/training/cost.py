@@ -58,6 +58,7 @@ def cost_key(config: CellConfig) -> str:
             [config.trainer.accelerator, config.trainer.num_threads],
             [PREDICTION_BATCH_SIZE, NUMERICS_VERSION, config.plugins_sha256],
             *(["folding"] if "folding" in config.probes else []),
+            *(["adaptive_clip"] if config.optimizer.adaptive_clip is not None else []),
         ]
     )[:16]
 
@@ -124,6 +125,7 @@ class _Subject:
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    clip: Callable[[], None] | None
     inputs: Tensor
     targets: Tensor
     prediction_inputs: Tensor
@@ -148,6 +150,8 @@ class _Subject:
         """Take one whole update."""
         for _ in range(self.config.accumulation_steps):
             self.forward_backward()
+        if self.clip is not None:
+            self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -235,7 +239,7 @@ def _build_subject(config: CellConfig) -> _Subject:
     device = _device_of(config)
     data = load_dataset(config.data.name, config.data.params)
     # A rate this small keeps the numbers of thousands of timed updates ordinary.
-    model, _, optimizer = build_start(config, data, seed=0, lr=1e-6)
+    model, _, optimizer, clip = build_start(config, data, seed=0, lr=1e-6)
     model.to(device)
     dtype = next(model.parameters()).dtype
     size = config.micro_batch_size
@@ -245,6 +249,7 @@ def _build_subject(config: CellConfig) -> _Subject:
         device=device,
         model=model,
         optimizer=optimizer,
+        clip=clip,
         inputs=data.train.inputs[:size].to(device, dtype, copy=True),
         targets=data.train.targets[:size].to(device, copy=True),
         prediction_inputs=prediction.to(device, dtype),

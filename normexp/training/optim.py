@@ -15,7 +15,7 @@ from normexp.errors import UserError, choices_hint
 from normexp.models import parameter_roles
 from normexp.registry import Registry
 
-ROLES = ("weight", "bias", "norm")
+ROLES = ("weight", "bias", "norm", "skip")
 
 
 @dataclass(frozen=True)
@@ -39,45 +39,61 @@ SCHEDULES: Registry[ScheduleCard] = Registry("schedule")
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters of one role, which share a weight decay. Every parameter is in exactly one."""
+    """Parameters of one role, which share a weight decay and a factor of the learning rate.
+
+    Every parameter is in exactly one.
+    """
 
     role: str
     weight_decay: float
     parameters: tuple[Tensor, ...]
+    lr_factor: float = 1.0
 
     def describe(self) -> dict[str, Any]:
         """Return the group as the record of a run holds it."""
         return {
             "role": self.role,
             "weight_decay": self.weight_decay,
+            "lr_factor": self.lr_factor,
             "num_parameters": sum(parameter.numel() for parameter in self.parameters),
             "num_tensors": len(self.parameters),
         }
 
 
 def group_parameters(
-    model: nn.Module, *, weight_decay: float, decay_roles: Sequence[str]
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    decay_roles: Sequence[str],
+    lr_factors: Mapping[str, float] | None = None,
 ) -> list[ParameterGroup]:
     """Return the model's parameters by role.
 
     Args:
         model: A model that ``build_model`` built.
         weight_decay: Decay of the roles in ``decay_roles``; the others get 0.
-        decay_roles: Some of weight, bias, norm.
+        decay_roles: Some of weight, bias, norm, skip.
+        lr_factors: What the learning rate is multiplied with, by role; 1 where it is silent.
     """
+    factors = lr_factors or {}
     parameters = dict(model.named_parameters())
     by_role: dict[str, list[Tensor]] = defaultdict(list)
     for name, role in parameter_roles(model).items():
         by_role[role].append(parameters[name])
     return [
-        ParameterGroup(role, weight_decay if role in decay_roles else 0.0, tuple(by_role[role]))
+        ParameterGroup(
+            role,
+            weight_decay if role in decay_roles else 0.0,
+            tuple(by_role[role]),
+            factors.get(role, 1.0),
+        )
         for role in ROLES
         if by_role[role]
     ]
 
 
 def check_decay_roles(roles: Sequence[str]) -> None:
-    """Raise unless every role is one of weight, bias, norm."""
+    """Raise unless every role is one of weight, bias, norm, skip."""
     for role in roles:
         if role not in ROLES:
             raise UserError("optimizer.decay_roles", role, choices_hint(role, ROLES))
@@ -91,11 +107,17 @@ def build_optimizer(
     Args:
         name: A registered optimizer.
         groups: From ``group_parameters``.
-        lr: Peak learning rate, after scaling.
+        lr: Peak learning rate, after scaling; a group has its factor's share of it.
         params: The optimizer's own parameters.
     """
     dicts = [
-        {"params": list(group.parameters), "weight_decay": group.weight_decay} for group in groups
+        {
+            "params": list(group.parameters),
+            "weight_decay": group.weight_decay,
+            "lr": lr * group.lr_factor,
+            "lr_factor": group.lr_factor,
+        }
+        for group in groups
     ]
     optimizer = OPTIMIZERS.get(name, key="optimizer").build(dicts, lr, **params)
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -147,6 +169,12 @@ def build_cosine(*, final_fraction: float = 0.0) -> Callable[[float], float]:
     if not 0 <= final_fraction <= 1:
         raise ValueError("final_fraction is a share in [0, 1]")
     return lambda t: final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * t)) / 2
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of an update; a group has its factor's share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
 
 
 def build_lr(

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from normexp.data import Split
 from normexp.data.batches import UpdatePlan
 from normexp.measure import check_finite_buffers
+from normexp.training.optim import set_lr
 from normexp.training.recorder import Recorder
 from normexp.training.windows import Window
 
@@ -52,6 +53,8 @@ class SoloModule(pl.LightningModule):
         plan: Accounting of the run.
         optimizer: Built over the model's parameters.
         lr: Learning rate of an update.
+        clip: Clips the gradients of a whole update, right before the optimizer takes them; None
+            for no clipping.
         evaluation_context: Makes the context of an evaluation, which ends with it.
 
     Attributes:
@@ -69,6 +72,7 @@ class SoloModule(pl.LightningModule):
         plan: UpdatePlan,
         optimizer: torch.optim.Optimizer,
         lr: Callable[[int], float],
+        clip: Callable[[], None] | None = None,
         evaluation_context: Callable[[SoloModule], AbstractContextManager[None]] | None = None,
     ) -> None:
         super().__init__()
@@ -81,6 +85,7 @@ class SoloModule(pl.LightningModule):
         self.update = 0
         self.evaluation = 0
         self.optimizer = optimizer
+        self.clip = clip
         self._sums: dict[str, Tensor | int] = {}
         self._splits: dict[int, Split] = {}
 
@@ -112,15 +117,15 @@ class SoloModule(pl.LightningModule):
         scale = 1.0 / self.plan.effective_batch_size
         losses = []
         for inputs, targets in zip(window.inputs.unbind(), window.targets.unbind(), strict=True):
-            rate = self.lr(self.update)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_lr(optimizer.optimizer, self.lr(self.update))
             parts = []
             for micro_inputs, micro_targets in zip(inputs.unbind(), targets.unbind(), strict=True):
                 logits = self.model(micro_inputs)
                 loss = F.cross_entropy(logits, micro_targets, reduction="sum") * scale
                 self.manual_backward(loss)
                 parts.append(loss.detach())
+            if self.clip is not None:
+                self.clip()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum())
