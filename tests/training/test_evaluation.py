@@ -115,9 +115,19 @@ def test_batches_are_whole_and_count_once(train: Callable[..., Any]) -> None:
     assert metrics["val/accuracy"] == pytest.approx(accuracy, rel=1e-12)
 
 
-def test_mixed_precision(train: Callable[..., Any]) -> None:
-    for way in ("reestimated", "batch"):
-        train(way, precision="bf16-mixed", budget=BudgetConfig(updates=4))
+@pytest.mark.parametrize("way", ["reestimated", "batch"])
+def test_mixed_precision_is_that_of_training(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    real, seen = cell_module.evaluation_statistics, []
+
+    def note(*arguments: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return real(*arguments)
+
+    monkeypatch.setattr(cell_module, "evaluation_statistics", note)
+    train(way, precision="bf16-mixed", budget=BudgetConfig(updates=4))
+    assert seen == [True] * 4  # three evaluations and the test
 
 
 def test_an_interrupted_evaluation_leaves_the_statistics(
