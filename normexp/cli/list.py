@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -37,6 +38,10 @@ def show_list(kind: str, *, as_json: bool) -> int:
         for row in rows:
             print(f"{row['name']}: {row['formula']}\n\n{row['drawing']}\n")
         return 0
+    if kind == "norms":
+        console = Console()
+        console.print(_norms_table(rows, is_wide=console.width >= 100))
+        return 0
     table = Table(title=f"{kind} (more with --json)", show_lines=kind == "experiments")
     columns = COLUMNS[kind]
     for column in columns:
@@ -48,23 +53,63 @@ def show_list(kind: str, *, as_json: bool) -> int:
 
 
 def _list_norms() -> list[dict[str, Any]]:
-    from normexp.norms import NORMS
+    """Return every field of every card as plain data, inputs by their words."""
+    from normexp.norms import NORMS, SHAPES
 
-    return [
-        {
-            "name": entry.name,
-            "statistics over": {
-                f"{dims}-D": [" x ".join(axes) for axes in sets]
-                for dims, sets in entry.card.statistic_sets.items()
-            },
-            "mixes samples": entry.card.mixes_samples,
-            "same in eval": entry.card.is_same_in_eval,
-            "state": ", ".join(entry.card.state),
-            "formula": entry.card.formula,
-            "source": entry.card.source,
+    words = {dims: shape.partition(" ")[0] for dims, shape in SHAPES.items()}
+    rows = []
+    for entry in NORMS:
+        facts = dataclasses.asdict(dataclasses.replace(entry.card, weight=None))
+        facts["statistic_sets"] = {
+            words[dims]: sets for dims, sets in facts["statistic_sets"].items()
         }
-        for entry in NORMS
-    ]
+        if entry.card.weight is not None:
+            # What parametrizes a module is no data.
+            facts["weight"] = {
+                field.name: getattr(entry.card.weight, field.name)
+                for field in dataclasses.fields(entry.card.weight)
+                if field.name != "parametrize"
+            }
+        inputs = [words[dims] for dims in entry.card.dims]
+        rows.append({"name": entry.name, "inputs": inputs, **facts})
+    return rows
+
+
+def _norms_table(rows: Sequence[dict[str, Any]], *, is_wide: bool) -> Table:
+    """Return the columns that tell the norms apart; all of them where there is room."""
+    from normexp.norms import SHAPES
+
+    table = Table(
+        title=f"norms (more with --json{'' if is_wide else ' or in 100 columns'})",
+        caption=f"inputs: {', '.join(SHAPES.values())}",
+        box=box.SIMPLE,
+        show_edge=False,
+        padding=0,
+    )
+    columns = ["name", "inputs", "statistics over", "mixes\nsamples", "same in\neval"]
+    columns += ["state", "kernel\non CPU"] if is_wide else []
+    for column in columns:
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
+    for row in rows:
+        # The sets of features are those of the others without the positions.
+        sets = dict(row["statistic_sets"])
+        if len(sets) > 1:
+            sets.pop("features", None)
+        over = list(dict.fromkeys(" x ".join(axes) for some in sets.values() for axes in some))
+        if row["weight"] is not None:
+            over.append("weight's fan-in")
+        # The counter of batches says nothing that the others do not.
+        state = [name for name in row["state"] if name != "num_batches_tracked"]
+        cells = [
+            row["name"],
+            "all" if len(row["inputs"]) == len(SHAPES) else "\n".join(row["inputs"]),
+            "\n".join(over) or "-",
+            _show(row["mixes_samples"]),
+            _show(row["is_same_in_eval"]),
+        ]
+        cells += ["\n".join(state) or "-", row["kernel_cpu"]] if is_wide else []
+        table.add_row(*cells)
+    return table
 
 
 def _list_models() -> list[dict[str, Any]]:
@@ -104,7 +149,6 @@ def _list_experiments() -> list[dict[str, Any]]:
 
 # What a terminal of 80 columns holds.
 COLUMNS = {
-    "norms": ("name", "statistics over", "mixes samples", "same in eval", "state"),
     "models": ("name", "placements", "description"),
     "data": ("name", "description", "num_classes", "image_shape", "needs_download"),
     "experiments": ("name", "question"),

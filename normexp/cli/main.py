@@ -94,6 +94,23 @@ def list_(
     raise typer.Exit(show_list(kind, as_json=as_json))
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def inspect(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    world_size: Annotated[
+        int, typer.Option(help="Ranks that train, with one micro-batch each.")
+    ] = 2,
+) -> None:
+    """Show what every norm layer of a model will see, and what may not be meant. Trains nothing.
+
+    Takes the overrides of train: normexp inspect norm=batch_norm micro_batch_size=2
+    """
+    from normexp.cli.inspect import inspect_model
+
+    raise typer.Exit(inspect_model(context.args, as_json=as_json, world_size=world_size))
+
+
 @app.command()
 def check(
     name: Annotated[str, typer.Argument(help="A norm, as group_norm.")],

@@ -52,12 +52,13 @@ def train_program(arguments: Sequence[str], *, verb: str) -> int:
     return exit_code(counts)
 
 
-def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
+def run_hydra(arguments: Sequence[str], *, verb: str, task: TrainTask | None = None) -> TrainTask:
     """Hand the arguments to Hydra, and return the task with what it learnt.
 
     Args:
         arguments: Overrides and Hydra's flags.
         verb: For the record of the command.
+        task: What Hydra runs; training by default.
 
     Raises:
         UserError: If the arguments cannot be composed or a cell cannot work.
@@ -65,7 +66,7 @@ def run_hydra(arguments: Sequence[str], *, verb: str) -> TrainTask:
     # Hydra would catch errors and print them its own way; here they are ours to tell.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     shown = [word for word in arguments if word != "--multirun"]
-    task = TrainTask(shlex.join(["normexp", verb, *shown]))
+    task = task or TrainTask(shlex.join(["normexp", verb, *shown]))
     register_schema()
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]

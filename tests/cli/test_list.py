@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from command_line import normexp
 
 from normexp.cli.list import KINDS
 from normexp.config.choices import list_choices
+from normexp.norms import NORMS, NormCard, WeightCard
 
 GROUPS = {
     "norms": "norm",
@@ -40,3 +42,53 @@ def test_a_person_sees_every_name_unbroken(kind):
         assert name in outcome.out
     # A column more than a terminal holds would squeeze the others.
     assert "source" not in "".join(outcome.out.splitlines()[:3])
+
+
+def test_norms_have_every_field_of_their_cards():
+    rows = {row["name"]: row for row in json.loads(normexp("list", "norms", "--json").out)}
+    fields = {field.name for field in dataclasses.fields(NormCard)}
+    for entry in NORMS:
+        row, card = rows[entry.name], entry.card
+        assert fields | {"name", "inputs"} == set(row)
+        for name in fields - {"statistic_sets", "weight"}:
+            assert row[name] == json.loads(json.dumps(getattr(card, name))), name
+        words = [{0: "features", 1: "sequences", 2: "images"}[dims] for dims in card.dims]
+        assert row["inputs"] == words
+        assert row["statistic_sets"] == {
+            word: [list(axes) for axes in card.statistic_sets[dims]]
+            for word, dims in zip(words, card.dims, strict=True)
+        }
+        if card.weight is None:
+            assert row["weight"] is None
+        else:
+            names = {field.name for field in dataclasses.fields(WeightCard)} - {"parametrize"}
+            assert set(row["weight"]) == names
+            assert row["weight"]["formula"] == card.weight.formula
+
+
+def find_row(out: str, name: str) -> str:
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
+    return " ".join(line.split()[1:])
+
+
+def test_norms_fit_100_columns_with_all_that_tells_them_apart(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    out = normexp("list", "norms").out
+    assert max(map(len, out.splitlines())) <= 100
+    expected = {
+        "batch_norm": "all batch x position yes no running_mean fused",
+        "layer_norm_channel": "all channel no yes - fused",
+        "instance_norm": "sequences position no yes - fused",
+        "dynamic_tanh": "all - no yes - composite",
+        "weight_norm": "all weight's fan-in no yes - none",
+    }
+    for name, row in expected.items():
+        assert find_row(out, name) == row
+    assert "sequences [N, L, C]" in out
+
+
+def test_norms_of_a_narrow_terminal_have_fewer_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = normexp("list", "norms").out
+    assert find_row(out, "batch_norm") == "all batch x position yes no"
+    assert "100 columns" in out
