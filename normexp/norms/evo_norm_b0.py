@@ -21,7 +21,7 @@ from normexp.norms._statistics import (
 CARD = NormCard(
     formula="y_nc = x_nc / max(sqrt(var_c + eps), v_c * x_nc + sqrt(var_nc + eps)) * weight_c + "
     "bias_c",
-    source="Liu et al., NeurIPS 2020, table 2",
+    source="Liu et al., NeurIPS 2020, arXiv:2004.02967, EvoNorm-B0",
     dims=(1, 2),
     statistic_sets={
         1: (("batch", "position"), ("position",)),
@@ -177,7 +177,8 @@ def build_evo_norm_b0(
         UserError: If ``dims`` is neither 1 nor 2.
 
     Source:
-        Liu et al., "Evolving Normalization-Activation Layers", NeurIPS 2020.
+        Liu et al., "Evolving Normalization-Activation Layers", NeurIPS 2020,
+        arXiv:2004.02967.
     """
     check_dims(
         "evo_norm_b0", dims, supported=CARD.dims, instead="evo_norm_s0 (features have no positions)"

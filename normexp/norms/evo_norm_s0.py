@@ -21,7 +21,7 @@ from normexp.norms._statistics import by_channel, upcast, zero_invalid
 CARD = NormCard(
     formula="y_c = x_c * sigmoid(v_c * x_c) / sqrt(var_g + eps) * weight_c + bias_c, g the group "
     "of c",
-    source="Liu et al., NeurIPS 2020, table 2",
+    source="Liu et al., NeurIPS 2020, arXiv:2004.02967, EvoNorm-S0",
     dims=(0, 1, 2),
     statistic_sets={
         0: (("group",),),
@@ -153,7 +153,8 @@ def build_evo_norm_s0(
             channels cannot be divided so.
 
     Source:
-        Liu et al., "Evolving Normalization-Activation Layers", NeurIPS 2020.
+        Liu et al., "Evolving Normalization-Activation Layers", NeurIPS 2020,
+        arXiv:2004.02967.
     """
     check_dims("evo_norm_s0", dims, supported=CARD.dims, instead="images, sequences or features")
     groups = resolve_num_groups(num_features, num_groups, channels_per_group)

@@ -14,7 +14,7 @@ from normexp.norms._statistics import by_channel, position_axes, upcast, zero_in
 
 CARD = NormCard(
     formula="y_nc = max(x_nc / sqrt(mean(x^2)_nc + eps) * weight_c + bias_c, threshold_c)",
-    source="Singh & Krishnan, CVPR 2020, section 3.1 and 3.2",
+    source="Singh & Krishnan, CVPR 2020, arXiv:1911.09737, FRN with TLU",
     dims=(1, 2),
     statistic_sets={1: (("position",),), 2: (("position",),)},
     is_centring=False,
@@ -125,7 +125,7 @@ def build_filter_response_norm(
 
     Source:
         Singh & Krishnan, "Filter Response Normalization Layer: Eliminating Batch Dependence in
-        the Training of Deep Neural Networks", CVPR 2020, equations 1 to 3.
+        the Training of Deep Neural Networks", CVPR 2020, arXiv:1911.09737.
     """
     check_dims(
         "filter_response_norm",
