@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -119,11 +120,16 @@ def _find_vmap_problem(specimen: Specimen, mask: Tensor | None) -> str | None:
 
     specimen.module.train()
     try:
-        gradients, (y, after) = vmap(torch.func.grad(train, argnums=2, has_aux=True))(
-            stacked, state, x
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradients, (y, after) = vmap(torch.func.grad(train, argnums=2, has_aux=True))(
+                stacked, state, x
+            )
     except Exception as error:  # whatever it is, it did not work
         return f"torch.vmap ended in {type(error).__name__}: {error}"
+    loop = find_loop(caught)
+    if loop is not None:
+        return loop
     for replica in range(2):
         alone = x[replica].clone().requires_grad_()
         single, state_after = specimen.run(alone, parameters=parameters[replica], mask=mask)
@@ -133,6 +139,15 @@ def _find_vmap_problem(specimen: Specimen, mask: Tensor | None) -> str | None:
         for what, (a, b) in pairs.items():
             if max_difference(a.double(), b.double()) > 1e-9:
                 return f"the {what} under torch.vmap is not that of a single call"
+    return None
+
+
+def find_loop(caught: list[warnings.WarningMessage]) -> str | None:
+    """Return what torch warned of if it looped over replicas instead of stacking them."""
+    for warning in caught:
+        if "batching rule" in str(warning.message):
+            reason = str(warning.message).split(". ")[0]
+            return f"torch.vmap falls back to a loop over the replicas ({reason})"
     return None
 
 

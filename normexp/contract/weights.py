@@ -6,6 +6,7 @@ Legend: O outputs, M fan-in.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from normexp.contract._checks import DoesNotApply, contract_check
 from normexp.contract._subject import Subject, draw, max_difference, tell
 from normexp.contract._weight import LAYERS, NUM_INPUTS, NUM_OUTPUTS, WeightSpecimen
 from normexp.contract.sums import classify_shrinking
+from normexp.contract.transforms import find_loop
 from normexp.norms import WeightCard
 
 
@@ -220,7 +222,12 @@ def try_weight_transforms(subject: Subject) -> Iterator[str]:
         weight = WeightSpecimen(subject, kind)
         raws = torch.stack([weight.draw(), 2.0 + weight.draw()])
         if subject.card.is_vectorizable:
-            stacked = torch.vmap(weight.make)(raws)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                stacked = torch.vmap(weight.make)(raws)
+            loop = find_loop(caught)
+            if loop is not None:
+                yield f"weight, is_vectorizable: {loop}"
             difference = max(max_difference(stacked[i], weight.make(raws[i])) for i in range(2))
             if difference > 1e-9:
                 yield (

@@ -123,6 +123,14 @@ class BoundToItself(Layer):
         return super().normalize(x, mean, var)
 
 
+class LoopsUnderVmap(Layer):
+    """torch has no batching rule for its kernel of weight norm."""
+
+    def finish(self, y, valid):
+        column = self.weight[:, None]
+        return super().finish(y * torch._weight_norm(column, column.abs(), 0)[:, 0], valid)
+
+
 class UnusedParameter(Layer):
     def __init__(self, num_features):
         super().__init__(num_features)
@@ -198,6 +206,7 @@ FAULTY = [
     (LooksAtNumbers, "compile", "the experiment ended in Unsupported"),
     (LooksAtNumbers, "copies", "the experiment ended in"),
     (LooksAtNumbers, "is_vectorizable", "is_vectorizable=True is declared, but on [6, 5, 8]"),
+    (LoopsUnderVmap, "is_vectorizable", "falls back to a loop over the replicas (There is a"),
     (BoundToItself, "copies", "a call of a deep copy changes the buffers of the original"),
     (UnusedParameter, "parameter_gradients", "other has no gradient"),
     (UnusedParameter, "parameters", "found weight [8], bias [8], other [8]"),
@@ -258,12 +267,18 @@ class InDouble(WholeWeight):
         return weight.double()
 
 
+class ByKernel(WholeWeight):
+    def forward(self, weight):
+        return torch._weight_norm(weight, torch.ones_like(weight[:, :1]), 0)
+
+
 @pytest.mark.parametrize(
     ("parametrization", "check", "words"),
     [
         (WholeWeight, "weight_fan_in", "depends on 30 to 30 raw weights; the fan-in"),
         (Doubled, "weight_assignment", "assigned and read again, has changed by 1 of its size"),
         (InDouble, "weight_transforms", "in bfloat16 the effective weight"),
+        (ByKernel, "weight_transforms", "falls back to a loop"),
     ],
 )
 def test_a_faulty_weight_is_found(parametrization, check, words):
