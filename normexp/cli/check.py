@@ -5,39 +5,54 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from normexp.errors import UserError
 
 if TYPE_CHECKING:
     from normexp.contract import Outcome
     from normexp.norms import NormCard
 
 
-def check_card(name: str, *, plugins: Sequence[str] = (), as_json: bool = False) -> int:
+def check_card(
+    name: str,
+    *,
+    plugins: Sequence[str] = (),
+    options: Sequence[str] = (),
+    as_json: bool = False,
+) -> int:
     """Run the contract suite on one norm and print what it found.
 
     Args:
         name: The norm.
         plugins: Python files with norms of the user's own, imported first.
+        options: ``name=value`` instead of a default, for a norm that does not fit the small inputs
+            of the experiments (4 to 8 channels, 1 to 7 positions along an axis).
         as_json: Print a JSON list of objects, one a check.
 
     Returns:
         The exit code: 0 if experiments confirm the card, 1 if there are faults.
 
     Raises:
-        UserError: If a file cannot be imported or there is no such norm.
+        UserError: If a file cannot be imported, there is no such norm, or no such option.
     """
     import torch
 
     from normexp.config.compose import load_plugins
     from normexp.contract import run_checks
-    from normexp.norms import NORMS
+    from normexp.norms import NORMS, RESERVED
 
     load_plugins(plugins)
     entry = NORMS.get(name, key="norm")
+    given = _parse_options(options)
+    entry.check_params(given, key="option", reserved=RESERVED)
+    entry = dataclasses.replace(entry, build=partial(entry.build, **given))
     torch.set_num_threads(1)  # inputs are small, and last digits do not depend on the machine
     outcomes = run_checks(entry)
     has_faults = any(outcome.verdict == "fault" for outcome in outcomes)
@@ -62,6 +77,20 @@ def check_card(name: str, *, plugins: Sequence[str] = (), as_json: bool = False)
         verdict = f"{name}: experiments confirm the card"
     print(verdict)
     return int(has_faults)
+
+
+def _parse_options(options: Sequence[str]) -> dict[str, Any]:
+    """Return options as they would be in YAML."""
+    given = {}
+    for text in options:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise UserError("option", text, "name=value is needed, as eps=1e-3")
+        try:
+            given[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"option.{name}", value, "a YAML value is needed") from None
+    return given
 
 
 def _print_card(name: str, card: NormCard) -> None:

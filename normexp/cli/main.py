@@ -117,12 +117,17 @@ def check(
     plugin: Annotated[
         list[str] | None, typer.Option("--plugin", help="A Python file with norms of your own.")
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="NAME=VALUE instead of a default, to fit 4 to 8 channels."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """Show what a norm declares, and test every word of it by experiment."""
     from normexp.cli.check import check_card
 
-    raise typer.Exit(check_card(name, plugins=plugin or [], as_json=as_json))
+    code = check_card(name, plugins=plugin or [], options=option or [], as_json=as_json)
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -205,8 +205,9 @@ class Subject:
 def find_small_options(entry: Entry[NormCard]) -> dict[str, Any]:
     """Return those options of a norm that must fit small inputs."""
     names = entry.parameters()
-    small = {key: value for key, value in SMALL_OPTIONS.items() if key in names}
-    if "num_groups" not in names:
+    given = getattr(entry.build, "keywords", {})  # of a partial: the user's own
+    small = {k: v for k, v in SMALL_OPTIONS.items() if k in names and k not in given}
+    if "num_groups" not in small:
         small.pop("channels_per_group", None)
     return small | dict.fromkeys(find_condition_options(entry), CONDITION_SIZE)
 

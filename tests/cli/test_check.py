@@ -89,6 +89,21 @@ def test_a_sound_norm_is_confirmed(name, plugin):
         assert f" {field}" in outcome.out
 
 
+def test_an_option_makes_a_norm_fit_the_small_inputs(plugin):
+    code, rows = check_json("many_groups", "--plugin", plugin)
+    assert code == 1
+    assert "16 groups do not fit" in rows["dims"]["message"]
+    assert rows["divisor"]["message"] == "the layer cannot be called, see dims"
+    code, rows = check_json("many_groups", "--plugin", plugin, "--option", "groups=1")
+    assert code == 0, rows
+
+
+def test_an_option_goes_before_the_small_one():
+    # One channel a group of 4 to 8 is instance norm, and no longer over several channels.
+    code, rows = check_json("group_norm", "--option", "num_groups=1")
+    assert code == 0, rows
+
+
 def test_json_has_one_object_a_check():
     code, rows = check_json("no_norm")
     assert code == 0
@@ -106,6 +121,9 @@ def test_json_has_one_object_a_check():
         (["grup_norm"], "normexp: norm=grup_norm: did you mean group_norm"),
         (["group_norm", "--plugin", "gone.py"], "normexp: plugins=gone.py: there is no such file"),
         ([], "normexp: name=: A norm"),
+        (["layer_norm", "--option", "eps"], "normexp: option=eps: name=value is needed"),
+        (["layer_norm", "--option", "eps=big"], "normexp: option.eps=big: a value of type float"),
+        (["layer_norm", "--option", "ep=1"], "normexp: option.ep=1: norm layer_norm has no such"),
     ],
 )
 def test_bad_input_is_one_line(arguments, line):

@@ -125,3 +125,29 @@ class UpdatesInEval(nn.BatchNorm1d):
 def build_updates_in_eval(num_features: int, *, dims: int, eps: float = 1e-5) -> nn.Module:
     check_dims("updates_in_eval", dims, supported=(0,), instead="features")
     return UpdatesInEval(num_features, eps=eps)
+
+
+class Whole(nn.Module):
+    """Over channels and positions of a sample; sound, if its groups are one."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[1:], eps=self.eps)
+
+
+@NORMS.register(
+    "many_groups",
+    dataclasses.replace(
+        SOUND, statistic_sets={1: (("channel", "position"),)}, mixes_positions=True
+    ),
+)
+def build_many_groups(
+    num_features: int, *, dims: int, groups: int = 16, eps: float = 1e-5
+) -> nn.Module:
+    check_dims("many_groups", dims, supported=(1,), instead="sequences")
+    if num_features < groups:
+        raise ValueError(f"{groups} groups do not fit {num_features} channels")
+    return Whole(eps)
