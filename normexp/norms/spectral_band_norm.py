@@ -156,7 +156,7 @@ def build_spectral_band_norm(
     dims: int,
     eps: float = 1e-5,
     affine: bool = True,
-    num_bands: int = 4,
+    num_bands: int = 2,
 ) -> nn.Module:
     """Build instance norm by bands of frequencies.
 
@@ -186,7 +186,7 @@ def build_spectral_band_norm(
         eps: Added to power_b, inside the square root.
         affine: Whether to learn a gain a channel and band (``[C, num_bands]``, starts at 1) and a
             shift a channel (starts at 0).
-        num_bands: Bands of frequencies; 1 is instance norm.
+        num_bands: Bands of frequencies; 1 is instance norm, and 2 the most that maps of 2x2 pixels allow.
 
     Returns:
         A module that keeps the input's shape, with ``find_problem``.

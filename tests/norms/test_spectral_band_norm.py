@@ -90,7 +90,7 @@ def test_the_output_has_mean_0_variance_1_and_an_even_spectrum(dims):
 
 def test_bands_of_sequences_are_of_equal_width():
     # A wave of one frequency gets the gain of its band: frequencies 1 to 8 in four bands of two.
-    layer = build_spectral_band_norm(1, dims=1, affine=True).double()
+    layer = build_spectral_band_norm(1, dims=1, num_bands=4).double()
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     position = torch.arange(17, dtype=torch.float64)
@@ -124,7 +124,9 @@ def test_too_small_inputs_are_named(dims, shape, num_radii):
 
 
 def test_too_small_inputs_are_found_before_training():
-    model = torch.nn.Sequential(NormFactory("spectral_band_norm")(C, role="block", dims=2))
+    model = torch.nn.Sequential(
+        NormFactory("spectral_band_norm", {"num_bands": 4})(C, role="block", dims=2)
+    )
     with pytest.raises(UserError, match=r"^norm=spectral_band_norm: layer 0: 2 x 2 positions"):
         check_statistic_sets(describe_norm_layers(model, (C, 2, 2), 8))
     check_statistic_sets(describe_norm_layers(model, (C, 4, 4), 8))
@@ -133,10 +135,10 @@ def test_too_small_inputs_are_found_before_training():
 def test_parameters_and_record():
     layer = NormFactory("spectral_band_norm")(C, role="block", dims=2)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
-        "weight": (C, 4),
+        "weight": (C, 2),
         "bias": (C,),
     }
-    assert layer.norm_record.params == {"eps": 1e-5, "affine": True, "num_bands": 4}
+    assert layer.norm_record.params == {"eps": 1e-5, "affine": True, "num_bands": 2}
     assert list(build(2, affine=False).parameters()) == []
 
 
