@@ -90,6 +90,9 @@ def _try_influence(specimen: Specimen) -> Iterator[str]:
         evaluated = specimen(filled.double(), mask=mask, training=False)
         if bool(evaluated.masked_select(invalid).any()):
             yield f"takes_mask: in evaluation, with {name} there, invalid positions are not zero"
+        clean = specimen(x, mask=mask, training=False)
+        if max_difference(evaluated, clean) > 1e-12:
+            yield f"takes_mask: in evaluation, {name} at invalid positions changes the output"
 
 
 def _try_full_and_cut(subject: Subject, specimen: Specimen) -> Iterator[str]:

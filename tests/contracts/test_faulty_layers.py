@@ -157,6 +157,14 @@ class CountsPadding(Layer):
         return super().statistics(x, torch.ones_like(valid))
 
 
+class CountsPaddingInEval(Layer):
+    def statistics(self, x, valid):
+        return super().statistics(x, valid if self.training else torch.ones_like(valid))
+
+    def clean(self, x, valid):
+        return super().clean(x, valid) if self.training else x.nan_to_num(0.0)
+
+
 class KeepsShiftAtPadding(Layer):
     def finish(self, y, valid):
         return y
@@ -214,6 +222,7 @@ FAULTY = [
     (HalfDerivative, "has_exact_gradient", "the gradient of a fresh layer on"),
     (HalfDerivativeOfLargeInputs, "has_exact_gradient", "on [66, 64, 8]"),
     (CountsPadding, "takes_mask", "masked behind position 3 come out"),
+    (CountsPaddingInEval, "takes_mask", "in evaluation, noise at invalid positions changes"),
     (KeepsShiftAtPadding, "takes_mask", "the output at invalid positions is not zero"),
     (MultipliesByMask, "takes_mask", "NaN at invalid positions of [6, 5, 8] changes the output"),
     (DividesByCount, "takes_mask", "without valid positions, "),
