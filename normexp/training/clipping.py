@@ -9,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normexp.errors import UserError
+from normexp.models import parameter_roles
 
 # A weight of zeros can still leave zero: its norm counts as this much (Brock et al. 2021).
 MIN_WEIGHT_NORM = 1e-3
+CLIPPED_ROLES = ("weight", "bias")
 
 
 class AdaptiveClip:
@@ -64,8 +66,11 @@ def compute_unit_norms(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*reduced"]:
 def build_adaptive_clip(model: nn.Module, limit: float) -> AdaptiveClip:
     """Return what clips the gradients of a model.
 
-    All parameters are clipped, those of norms and skips too, but for those of the module that the
-    model calls ``classifier``: its weight and its bias.
+    Parameters of the roles weight and bias are clipped, but for those of the module that the model
+    calls ``classifier``: its weight and its bias. The authors' code also clips gains and the
+    learned factors of skips, and of the classifier only the weight is free. Here norms and skips
+    are left out: a factor that starts at 0 could move by limit * 1e-3 times the rate an update,
+    which in a short budget keeps its branch shut.
 
     Args:
         model: A model with the attribute ``classifier``.
@@ -82,4 +87,10 @@ def build_adaptive_clip(model: nn.Module, limit: float) -> AdaptiveClip:
             f"{type(model).__name__} has no module classifier, which would not be clipped; null",
         )
     spared = {id(parameter) for parameter in classifier.parameters()}
-    return AdaptiveClip([p for p in model.parameters() if id(p) not in spared], limit)
+    roles = parameter_roles(model)
+    clipped = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if roles[name] in CLIPPED_ROLES and id(parameter) not in spared
+    ]
+    return AdaptiveClip(clipped, limit)

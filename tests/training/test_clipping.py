@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from oracle.clipping import adaptive_clip
 from torch import nn
 
-from normexp.config.schema import CellConfig, ModelConfig, OptimizerConfig
+from normexp.config.schema import CellConfig, ModelConfig, OptimizerConfig, PlacementConfig
 from normexp.data import load_dataset
 from normexp.errors import UserError
+from normexp.models import parameter_roles
 from normexp.records import read_history
 from normexp.training import check, clipping, cost
 from normexp.training.build import build_start
@@ -87,14 +88,26 @@ def test_a_gradient_that_is_not_finite_stays_so() -> None:
         assert parameter.grad[1].isfinite().all()
 
 
-@pytest.mark.parametrize("model", ["cifar_resnet", "mlp"])
-def test_all_but_the_classifier_is_clipped(make_cell: MakeCell, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "norm", "placement"),
+    [
+        ("cifar_resnet", "batch_norm", "layer_scale"),
+        ("cifar_resnet", "no_norm", "fixup"),
+        ("cifar_resnet", "scaled_weight_standardization", "skip_init"),
+        ("mlp", "group_norm", "res_post"),
+    ],
+)
+def test_weights_and_biases_but_the_classifiers_are_clipped(
+    make_cell: MakeCell, model: str, norm: str, placement: str
+) -> None:
     params = {"depth": 8, "width": 8} if model == "cifar_resnet" else {}
-    config = make_cell("batch_norm", model=ModelConfig(model, params))
+    config = make_cell(norm, model=ModelConfig(model, params), placement=PlacementConfig(placement))
     built = check.build_cell_model(config, load_dataset("digits", {}))
     clipped = {id(parameter) for parameter in build_adaptive_clip(built, 0.01).parameters}
-    spared = {name for name, p in built.named_parameters() if id(p) not in clipped}
-    assert spared == {"classifier.weight", "classifier.bias"}
+    roles = parameter_roles(built)
+    for name, parameter in built.named_parameters():
+        is_spared = roles[name] in ("norm", "skip") or name.startswith("classifier.")
+        assert (id(parameter) in clipped) == (not is_spared), name
 
 
 def test_a_model_without_classifier_is_refused_before_training(
