@@ -122,6 +122,7 @@ def costs_frame(experiment_dir: Path, cells: Sequence[str]) -> pd.DataFrame:
         if not cost:
             continue
         row: dict[str, Any] = {"cell": cell, **{name: cost.get(name) for name in SIZES}}
+        row["norm_kernel"] = cost.get("norm_kernel")
         timings = cost.get("timing") or {}
         for name in (*TIMINGS, *(name for name in OPTIONAL_TIMINGS if name in timings)):
             timing = timings.get(name) or {}

@@ -39,8 +39,8 @@ def aggregate_timing(results: Results) -> pd.DataFrame:
         row["samples_per_s"] = math.nan if pd.isna(batch) else int(batch) / update_s
         row["updates"] = updates
         row["train_s_estimated"] = math.nan if updates is None else updates * update_s
-        sizes = ("prediction_batch_size", "effective_batch_size")
-        row |= {name: cost[name] for name in sizes}
+        others = ("prediction_batch_size", "effective_batch_size", "norm_kernel")
+        row |= {name: cost[name] for name in others}
         row |= {name: cost[name] for name in costs.columns if name.startswith("conditions.")}
         rows.append({**row, "cell": cost["cell"]})
     frame = _with_factors(results, rows)
@@ -91,6 +91,7 @@ def show_timing(row: pd.Series) -> dict[str, str]:
         **folded,
         "samples/s": show_number(float(f"{row['samples_per_s']:.3g}")),
         "training (s, estimated)": show_number(row["train_s_estimated"], digits=3),
+        "norm kernel": row["norm_kernel"] or "-",
         "notes": _describe_company(row),
     }
 
@@ -124,7 +125,9 @@ def timing_caption(results: Results) -> str:
         f"{folded}Samples/s: the effective batch over the median update. Training (s, estimated): "
         "what one run would take by its updates alone, that is the median update times the "
         "updates of a completed run, without evaluation and without preparing the data; '-' where "
-        f"no run completed. {conditions_text(results)}"
+        f"no run completed. Norm kernel: whether what computes the norms here is one fused kernel "
+        "each way or a composite of several; between the two, times compare code as much as "
+        f"methods. {conditions_text(results)}"
     )
 
 

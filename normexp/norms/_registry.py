@@ -52,8 +52,8 @@ class WeightCard:
 class NormCard:
     """What a norm declares; the contract suite proves every field by experiment.
 
-    What is said here is about training mode and default options, unless said otherwise. M is the
-    number of elements of a statistic set.
+    What is said here is about training mode and default options, unless said otherwise; of a norm
+    with a warm-up also about the time after it. M is the number of elements of a statistic set.
 
     Attributes:
         formula: The output, in one line. ``mean`` and ``var`` are over the statistic set and

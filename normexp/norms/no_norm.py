@@ -9,8 +9,8 @@ from normexp.norms._registry import NORMS, NormCard, check_dims
 CARD = NormCard(
     formula="y = x",
     source="identity (torch.nn.Identity)",
-    dims=(0, 2),
-    statistic_sets={0: (), 2: ()},
+    dims=(0, 1, 2),
+    statistic_sets={0: (), 1: (), 2: ()},
     is_centring=False,
     divisor=None,
     eps_place=None,
@@ -36,13 +36,14 @@ def build_no_norm(num_features: int, *, dims: int) -> nn.Module:
 
     Args:
         num_features: Channels C; without effect.
-        dims: 2 for images ``[N, C, H, W]``, 0 for features ``[N, C]``.
+        dims: 2 for images ``[N, C, H, W]``, 1 for sequences ``[N, L, C]``, 0 for features
+            ``[N, C]``.
 
     Returns:
         A module without parameters.
 
     Raises:
-        UserError: If ``dims`` is neither 0 nor 2.
+        UserError: If ``dims`` is none of these.
     """
-    check_dims("no_norm", dims, supported=CARD.dims, instead="images or features")
+    check_dims("no_norm", dims, supported=CARD.dims, instead="dims 0, 1 or 2")
     return nn.Identity()

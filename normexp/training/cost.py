@@ -25,6 +25,7 @@ from normexp.measure import (
     storage_bytes,
     time_interleaved,
 )
+from normexp.norms import NORMS, NormRecord
 from normexp.records import NUMERICS_VERSION, SCHEMA_VERSION, hash_of
 from normexp.records.environment import describe_cpu
 from normexp.training.build import build_start
@@ -112,6 +113,7 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
             "effective_batch_size": subject.config.effective_batch_size,
             "memory": memory[index],
             "num_parameters": sum(p.numel() for p in subject.model.parameters()),
+            "norm_kernel": _describe_kernels(subject.model, device),
         }
         for index, subject in enumerate(subjects)
     ]
@@ -260,6 +262,17 @@ def _device_of(config: CellConfig) -> torch.device:
     """Return the device that Lightning would choose."""
     is_gpu = config.trainer.accelerator in ("gpu", "auto") and torch.cuda.is_available()
     return torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+
+
+def _describe_kernels(model: nn.Module, device: torch.device) -> str:
+    """Return what computes the model's norms there: fused, composite, both, or none.
+
+    A composite against a fused kernel is a comparison of code as much as of methods.
+    """
+    records = (getattr(module, "norm_record", None) for module in model.modules())
+    cards = [NORMS.get(record.name).card for record in records if isinstance(record, NormRecord)]
+    kinds = {card.kernel_cuda if device.type == "cuda" else card.kernel_cpu for card in cards}
+    return ", ".join(sorted(kinds - {"none"}, reverse=True)) or "none"
 
 
 def _describe_timing(timing: Timing) -> dict[str, Any]:

@@ -172,6 +172,7 @@ class ExperimentFolder:
             "timing": dict.fromkeys(
                 ("forward_ms", "forward_backward_ms", "update_ms", "prediction_ms"), timing
             ),
+            "norm_kernel": "fused",
             "prediction_batch_size": 256,
             "micro_batch_size": config["micro_batch_size"],
             "accumulation_steps": 1,

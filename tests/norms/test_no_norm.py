@@ -16,7 +16,7 @@ def test_returns_its_input_and_has_nothing():
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 8, 3, 3)))
     assert layer(x) is x
     assert list(layer.state_dict()) == []
-    assert CARD.statistic_sets == {0: (), 2: ()}
+    assert CARD.statistic_sets == {0: (), 1: (), 2: ()}
 
 
 def test_takes_no_option():
