@@ -186,7 +186,7 @@ def build_spectral_band_norm(
         eps: Added to power_b, inside the square root.
         affine: Whether to learn a gain a channel and band (``[C, num_bands]``, starts at 1) and a
             shift a channel (starts at 0).
-        num_bands: Bands of frequencies; 1 is instance norm, and 2 the most that maps of 2x2 pixels allow.
+        num_bands: Bands of frequencies; 1 is instance norm, 2 the most that 2x2 maps allow.
 
     Returns:
         A module that keeps the input's shape, with ``find_problem``.

@@ -13,6 +13,7 @@ from experiment_folder import ExperimentFolder
 from normexp.analysis import FIGURES, load_results
 from normexp.analysis.figures import plot_frame, write_figures
 from normexp.analysis.figures._style import NORM_LOOKS, norm_look
+from normexp.config.choices import list_choices
 from normexp.errors import UserError
 
 
@@ -114,7 +115,8 @@ def test_every_figure_has_title_and_caption() -> None:
 
 def test_norms_differ_in_more_than_colour() -> None:
     looks = [norm_look(name) for name in NORM_LOOKS]
-    assert len({look.marker for look in looks}) == len(looks)
+    assert len({(look.marker, look.dashes) for look in looks}) == len(looks)
+    assert set(NORM_LOOKS) == set(list_choices("norm"))
     assert norm_look("group_norm") == NORM_LOOKS["group_norm"]
     assert norm_look("group_norm", 1) != norm_look("group_norm")
     assert norm_look("my_norm") == norm_look("my_norm")
