@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help quickstart test test-slow check format results bench clean
+.PHONY: help quickstart test test-slow check format results bench bench-norms clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,15 +28,17 @@ test: $(VENV)/.installed-dev  ## Install, run the tests (under 10 minutes on two
 test-slow: $(VENV)/.installed-dev  ## Run the slow tests too
 	$(BIN)/python -m pytest -m 'not gpu and not network'
 
-check: $(VENV)/.installed-dev  ## Lint, format check, types, import layers
+check: $(VENV)/.installed-dev  ## Lint, format check, types, import layers, catalogue of norms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/document_norms.py --check
 
-format: $(VENV)/.installed-dev  ## Format the code
+format: $(VENV)/.installed-dev  ## Format the code, write the catalogue of norms
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/document_norms.py
 
 # A folder with the four original files; Debian's package dataset-fashion-mnist puts them there.
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
@@ -52,6 +54,9 @@ results: $(VENV)/.installed  ## Train all published experiments (some half an ho
 
 bench: $(VENV)/.installed  ## Time the solo path against a hand-written loop
 	$(BIN)/python scripts/bench_solo.py
+
+bench-norms: $(VENV)/.installed-dev  ## Time the norm layers against torch's and timm's
+	$(BIN)/python scripts/bench_norms.py
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -56,7 +56,8 @@ def describe(entry: Entry[NormCard]) -> str:
         "statistics over": describe_sets(card),
         "eps": describe_eps(card),
         "parameters": ", ".join(
-            f"`{name}` [{', '.join(shape)}]" for name, shape in describe_parameters(card).items()
+            f"`{name}` [{', '.join(shape)}]" if shape else f"`{name}` (a scalar)"
+            for name, shape in describe_parameters(card).items()
         ),
         "state": ", ".join(f"`{name}`" for name in card.state),
         "options": ", ".join(
@@ -66,7 +67,7 @@ def describe(entry: Entry[NormCard]) -> str:
         ),
         "training": describe_training(card),
         "a single value": card.single_value or "",
-        "kernel": f"{card.kernel}; {card.kernel_cpu} on the CPU, {card.kernel_cuda} on CUDA",
+        "kernel": describe_kernel(card),
         "notes": describe_notes(card),
     }
     lines += [f"- {name}: {text}" for name, text in rows.items() if text]
@@ -114,6 +115,16 @@ def describe_training(card: NormCard) -> str:
     if card.mixes_positions and card.takes_mask:
         facts.append("sequences take a mask")
     return ", ".join(facts)
+
+
+def describe_kernel(card: NormCard) -> str:
+    """Return what computes the norm, and whether that is one kernel."""
+    kinds = {"CPU": card.kernel_cpu, "CUDA": card.kernel_cuda}
+    if card.kernel_cpu == "none":
+        return card.kernel
+    if card.kernel_cpu == card.kernel_cuda:
+        return f"{card.kernel_cpu}; {card.kernel.removeprefix('composite').lstrip(' ;') or 'own'}"
+    return f"{', '.join(f'{kind} on {device}' for device, kind in kinds.items())}; {card.kernel}"
 
 
 def describe_notes(card: NormCard) -> str:
