@@ -67,13 +67,11 @@ class _InspectTask(TrainTask):
     config: CellConfig | None = None
 
     def __call__(self, composed: DictConfig) -> None:
-        from normexp.config.validate import check_fields
         from normexp.training.check import resolve_cell
 
         cell = to_cell(composed)
         load_plugins(cell.plugins)
         cell = resolve_cell(cell)
-        check_fields(cell)
         experiment = cell.experiment
         if not pins_one_cell(experiment.grid, HydraConfig.get().overrides.task):
             axes = ", ".join(dict.fromkeys(key for block in experiment.grid for key in block))
