@@ -23,6 +23,9 @@ from normexp.norms._statistics import (
     zero_invalid,
 )
 
+# From this size on the copies of a chunk cost more than a call of the kernel.
+MIN_CHUNK_ELEMENTS = 2**14
+
 
 def check_input(x: Tensor, num_features: int, dims: int, mask: Tensor | None = None) -> None:
     """Raise unless the input has the layer's axes and features, and the mask fits it.
@@ -100,8 +103,8 @@ def normalize_chunks(
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "k c"], Float[Tensor, "k c"]]:
     """Return each chunk of the batch normalized by its own statistics, and these.
 
-    One call of torch's kernel: the chunks stand side by side as further channels. That takes a
-    copy on the way in and one on the way out; a single chunk takes none.
+    Large chunks take one call of torch's kernel each. Small ones take one call together, side by
+    side as further channels; that takes a copy on the way in and one on the way out.
 
     Args:
         x: Features ``[N, C]`` or images ``[N, C, H, W]``; N is a multiple of ``num_chunks``.
@@ -117,6 +120,11 @@ def normalize_chunks(
     Raises:
         ValueError: If a chunk has one value a channel.
     """
+    if num_chunks == 1 or x.numel() >= num_chunks * MIN_CHUNK_ELEMENTS:
+        parts = [_normalize_alone(c, like, weight, bias, eps=eps) for c in x.chunk(num_chunks)]
+        outputs, means, variances = zip(*parts, strict=True)
+        y = outputs[0] if num_chunks == 1 else torch.cat(outputs)
+        return y, torch.stack(means), torch.stack(variances)
     num_channels = x.shape[1]
     # Positions before channels in memory: the chunk goes between them, and strides stay.
     has_channels_last = x.ndim == 4 and x.stride(1) == 1
@@ -124,18 +132,11 @@ def normalize_chunks(
     tail = (num_channels,) if has_channels_last else x.shape[1:]
     side_by_side = moved.reshape(num_chunks, -1, *tail).transpose(0, 1)
     wide = side_by_side.reshape(-1, num_chunks * num_channels, *tail[1:])
-    # Built from a buffer, so that under vmap they are one a replica. With a momentum of 1 the
-    # kernel leaves in them what it computes anyway.
-    mean = torch.zeros_like(upcast(like)).repeat(num_chunks)
-    var = torch.zeros_like(mean)
-    y = F.batch_norm(
+    y, mean, var = _normalize_alone(
         wide,
-        mean,
-        var,
-        _upcast_vector(weight, num_chunks),
-        _upcast_vector(bias, num_chunks),
-        training=True,
-        momentum=1.0,
+        like.repeat(num_chunks),
+        None if weight is None else weight.repeat(num_chunks),
+        None if bias is None else bias.repeat(num_chunks),
         eps=eps,
     )
     y = y.reshape(side_by_side.shape).transpose(0, 1).reshape(moved.shape)
@@ -143,14 +144,25 @@ def normalize_chunks(
     return y, mean.reshape(num_chunks, -1), var.reshape(num_chunks, -1)
 
 
-def _upcast_vector(vector: Tensor | None, num_copies: int = 1) -> Tensor | None:
-    """Return copies of a vector in the type of the statistics, or None as it is.
+def _normalize_alone(
+    x: Tensor, like: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, mean and unbiased variance of batch normalization, channels second."""
+    # Built from a buffer, so that under vmap they are one a replica. With a momentum of 1 the
+    # kernel leaves in them what it computes anyway.
+    mean = torch.zeros_like(upcast(like))
+    var = torch.zeros_like(mean)
+    gain, shift = _upcast_vector(weight), _upcast_vector(bias)
+    y = F.batch_norm(x, mean, var, gain, shift, training=True, momentum=1.0, eps=eps)
+    return y, mean, var
+
+
+def _upcast_vector(vector: Tensor | None) -> Tensor | None:
+    """Return a vector in the type of the statistics, or None as it is.
 
     With half-precision vectors torch's kernel would round ``bias - mean * weight / std`` to that.
     """
-    if vector is None:
-        return None
-    return upcast(vector) if num_copies == 1 else upcast(vector).repeat(num_copies)
+    return None if vector is None else upcast(vector)
 
 
 def standardize(

@@ -19,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from normexp.norms._statistics import upcast
+
 # Below, starting a Python autograd function costs more than it saves.
 MIN_ELEMENTS = 2**15
 
@@ -50,6 +52,24 @@ def rms_normalize(
     # Sums over a strided axis are ten times slower than a copy.
     y: Tensor = _RmsNormalize.apply(x.contiguous(), weight, eps)[0]
     return y
+
+
+def rms_normalize_images(
+    x: Float[Tensor, "n c h w"], weight: Float[Tensor, " c"] | None, eps: float
+) -> Float[Tensor, "n c h w"]:
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the channels of each pixel.
+
+    Args:
+        x: Images; larger ones come out with channels-last strides.
+        weight: One gain a channel; None for none.
+        eps: Added to the mean of squares, inside the square root.
+    """
+    if x.device.type != "cpu" or x.numel() >= MIN_ELEMENTS:
+        return rms_normalize(x.permute(0, 2, 3, 1), weight, eps).permute(0, 3, 1, 2)
+    # Moving the channels costs more than it saves here.
+    wide = upcast(x)
+    y = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt()
+    return (y if weight is None else y * weight[:, None, None]).to(x.dtype)
 
 
 class _RmsNormalize(torch.autograd.Function):

@@ -102,9 +102,12 @@ class EvoNormS0(nn.Module):
                 var = compute_group_var(y, self.num_groups, self.dims)
             else:
                 _, var = compute_masked_group_mean_var(y, mask, self.num_groups)
-            gate = torch.sigmoid(by_channel(self.v, self.dims) * y)
-            y = y * gate * torch.rsqrt(var + self.eps)
-        y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+            y = y * torch.sigmoid(by_channel(self.v, self.dims) * y)
+            # One product for each sample and channel first: one pass fewer over the whole input.
+            scale = torch.rsqrt(var + self.eps) * by_channel(self.weight, self.dims)
+        else:
+            scale = by_channel(self.weight, self.dims)
+        y = torch.addcmul(by_channel(self.bias, self.dims), y, scale)
         if mask is not None:
             y = zero_invalid(y, mask)
         return y.to(x.dtype)

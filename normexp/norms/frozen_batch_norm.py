@@ -101,7 +101,9 @@ class FrozenBatchNorm(RunningNorm):
         """
         check_input(x, self.num_features, self.dims, mask)
         if not self.training or self.freeze_after_micro_batches == 0:
-            return evaluate(self, x, self.dims, mask)
+            if isinstance(self.weight, nn.Parameter):
+                return evaluate(self, x, self.dims, mask)
+            return self._scale_shift(x, mask)
         assert self.num_batches_tracked is not None
         wide = upcast(x)
         if mask is not None:
@@ -119,6 +121,23 @@ class FrozenBatchNorm(RunningNorm):
         y = scale_shift(y, self.weight, self.bias, self.dims)
         is_counted = (count > 1) & ~is_frozen
         move_running(self, mean[None], unbiased(var, count)[None], is_counted[None])
+        return (y if mask is None else zero_invalid(y, mask)).to(x.dtype)
+
+    def _scale_shift(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the input times one constant a channel plus another.
+
+        Nothing in them is learned, so there is no sum over the input in the backward pass, which
+        torch's kernel would compute.
+        """
+        wide = upcast(x) if mask is None else zero_invalid(upcast(x), mask)
+        mean, var = running_statistics(self, wide.dtype)
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight.to(wide.dtype)
+        shift = -mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias.to(wide.dtype)
+        y = torch.addcmul(by_channel(shift, self.dims), wide, by_channel(scale, self.dims))
         return (y if mask is None else zero_invalid(y, mask)).to(x.dtype)
 
     def extra_repr(self) -> str:

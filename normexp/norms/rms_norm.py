@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._rms import rms_normalize
+from normexp.norms._rms import rms_normalize, rms_normalize_images
 
 CARD = NormCard(
     formula="y_c = x_c / sqrt(mean(x^2) + eps) * weight_c over C at each position",
@@ -49,8 +49,7 @@ class RMSNorm(nn.RMSNorm):
         """Return the normalized input, each position over its channels."""
         if self.dims != 2:
             return rms_normalize(x, self.weight, self.eps)
-        y = rms_normalize(x.permute(0, 2, 3, 1), self.weight, self.eps)
-        return y.permute(0, 3, 1, 2)
+        return rms_normalize_images(x, self.weight, self.eps)
 
 
 @NORMS.register("rms_norm", CARD)

@@ -124,7 +124,7 @@ def test_without_activation_gain_and_shift_are_all_there_is():
     assert list(own) == ["weight", "bias"]
     x = torch.from_numpy(make_input((3, 8, 2, 5)))
     expected = x * layer.weight[:, None, None] + layer.bias[:, None, None]
-    assert torch.equal(layer(x), expected)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-15, atol=1e-15)
 
 
 def test_without_activation_a_single_value_is_no_problem():

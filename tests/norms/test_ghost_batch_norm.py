@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracle import batch as oracle
 
 from normexp.errors import UserError
-from normexp.norms import NormFactory, check_statistic_sets, describe_norm_layers
+from normexp.norms import NormFactory, _batch, check_statistic_sets, describe_norm_layers
 from normexp.norms.batch_norm import build_batch_norm
 from normexp.norms.ghost_batch_norm import CARD, build_ghost_batch_norm
 
@@ -143,3 +143,20 @@ def test_state_is_declared():
     layer = build_ghost_batch_norm(C, dims=2)
     assert tuple(name for name, _ in layer.named_buffers()) == CARD.state
     assert "ghost_size=16" in str(layer)
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (8, 6, 2, 3)])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_large_and_small_chunks_are_computed_alike(monkeypatch, shape, momentum):
+    results = []
+    for min_elements in (0, 10**9):  # each alone, then side by side
+        monkeypatch.setattr(_batch, "MIN_CHUNK_ELEMENTS", min_elements)
+        layer = build_ghost_batch_norm(
+            6, dims=len(shape) - 2, ghost_size=2, momentum=momentum
+        ).double()
+        x = torch.from_numpy(np.random.default_rng(0).normal(2.0, 3.0, shape)).requires_grad_()
+        y = layer(x)
+        y.square().mul(torch.arange(y.numel()).view(shape)).sum().backward()
+        results.append([y, x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
+    for alone, side_by_side in zip(*results, strict=True):
+        torch.testing.assert_close(alone, side_by_side, rtol=1e-12, atol=1e-12)
