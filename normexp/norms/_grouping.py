@@ -74,8 +74,9 @@ def compute_group_var(
     grouped = x.reshape(*x.shape[:axis], num_groups, group_size, *x.shape[axis + 1 :])
     reduced = tuple(a for a in range(1, grouped.ndim) if a != axis)
     var = grouped.var(reduced, correction=0, keepdim=True)
-    spread: Tensor = var.repeat_interleave(group_size, axis + 1)
-    return spread.flatten(axis, axis + 1)
+    sizes = [-1] * grouped.ndim
+    sizes[axis + 1] = group_size
+    return var.expand(sizes).flatten(axis, axis + 1)
 
 
 def compute_masked_group_mean_var(

@@ -107,7 +107,7 @@ class EvoNormS0(nn.Module):
             scale = torch.rsqrt(var + self.eps) * by_channel(self.weight, self.dims)
         else:
             scale = by_channel(self.weight, self.dims)
-        y = torch.addcmul(by_channel(self.bias, self.dims), y, scale)
+        y = y * scale + by_channel(self.bias, self.dims)
         if mask is not None:
             y = zero_invalid(y, mask)
         return y.to(x.dtype)

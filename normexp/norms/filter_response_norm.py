@@ -83,7 +83,7 @@ class FilterResponseNorm(nn.Module):
             mean_square = z.square().sum(axes, keepdim=True) / count
         # One product for each sample and channel first: one pass fewer over the whole input.
         scale = torch.rsqrt(mean_square + self.eps) * by_channel(self.weight, self.dims)
-        y = torch.addcmul(by_channel(self.bias, self.dims), z, scale)
+        y = z * scale + by_channel(self.bias, self.dims)
         if self.threshold is not None:
             y = torch.maximum(y, by_channel(self.threshold, self.dims))
         if mask is not None:

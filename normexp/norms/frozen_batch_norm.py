@@ -137,7 +137,7 @@ class FrozenBatchNorm(RunningNorm):
         shift = -mean * scale
         if self.bias is not None:
             shift = shift + self.bias.to(wide.dtype)
-        y = torch.addcmul(by_channel(shift, self.dims), wide, by_channel(scale, self.dims))
+        y = wide * by_channel(scale, self.dims) + by_channel(shift, self.dims)
         return (y if mask is None else zero_invalid(y, mask)).to(x.dtype)
 
     def extra_repr(self) -> str:
