@@ -34,7 +34,7 @@ SHAPES = {0: (512, 256), 1: (32, 128, 256), 2: (32, 64, 16, 16)}
 SMALL_SHAPES = {0: (32, 128), 1: (4, 32, 64), 2: (2, 16, 8, 8)}
 LIMIT = 1.1
 
-# Why a layer may be slower than its counterpart; printed beside its ratio. "/small" is for the small
+# Why a layer may be slower than its counterpart; printed beside its ratio. "/small" is the small
 # shape, where a call takes some ten microseconds whatever it computes.
 CHECKS = "some 5 to 10 us a call in Python: checks of shape, type and"
 FORMULA = "the published formula has no kernel; timm's is another one (eps inside the root), which "

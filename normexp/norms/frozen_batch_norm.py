@@ -68,6 +68,7 @@ class FrozenBatchNorm(RunningNorm):
     ) -> None:
         super().__init__(num_features, dims=dims, eps=eps, affine=affine, momentum=momentum)
         self.freeze_after_micro_batches = freeze_after_micro_batches
+        self.has_trained_affine = affine and train_affine
         if affine and not train_affine:
             # Buffers, not parameters without requires_grad: a model-wide requires_grad_(True)
             # or a gradient by name would set those free.
@@ -101,7 +102,7 @@ class FrozenBatchNorm(RunningNorm):
         """
         check_input(x, self.num_features, self.dims, mask)
         if not self.training or self.freeze_after_micro_batches == 0:
-            if isinstance(self.weight, nn.Parameter):
+            if self.has_trained_affine:
                 return evaluate(self, x, self.dims, mask)
             return self._scale_shift(x, mask)
         assert self.num_batches_tracked is not None
@@ -143,7 +144,7 @@ class FrozenBatchNorm(RunningNorm):
     def extra_repr(self) -> str:
         """Return the options as torch's layers print them."""
         return (
-            f"{super().extra_repr()}, train_affine={isinstance(self.weight, nn.Parameter)}, "
+            f"{super().extra_repr()}, train_affine={self.has_trained_affine}, "
             f"freeze_after_micro_batches={self.freeze_after_micro_batches}"
         )
 

@@ -37,8 +37,10 @@ def test_a_frozen_model_computes_what_evaluation_did(
     assert freeze_norms(model, train_affine=train_affine) == ["1", "3", "6"]
     assert all(isinstance(model[i], FrozenBatchNorm) for i in (1, 3, 6))
     assert model[1].training
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
-    torch.testing.assert_close(model.train()(x), expected, rtol=0, atol=0)
+    # Constants are folded into one factor and one summand; else it is evaluation's own kernel.
+    tolerance = 0.0 if train_affine else 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(model(x), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(model.train()(x), expected, rtol=tolerance, atol=tolerance)
     after = model.state_dict()
     assert list(after) == list(state) if train_affine else set(after) == set(state)
     assert all(torch.equal(state[name], tensor) for name, tensor in after.items())
