@@ -99,7 +99,7 @@ BAD_INPUT = [
     ("train norm=null", "norm=null: choices: adaptive_group_norm", ""),
     ("train ~norm", "norm.name=???: a value is needed", ""),
     ("train micro_batch_size=???", "micro_batch_size=???: a value is needed", ""),
-    ("frobnicate", "command=frobnicate: choices: check, inspect, list, report, run, status, sweep, train", ""),
+    ("frobnicate", "command=frobnicate: choices: check, inspect, list, report", "sweep, train"),
     ("list nrms", "list=nrms: did you mean norms? choices: data, experiments", ""),
     ("list", "kind=: norms, models, data", ""),
     ("status /nope", "folder=/nope: holds no experiment.json", "name the folder of a sweep"),
