@@ -21,6 +21,9 @@ NEARLY_FIXED_M = 4
 # is rather more.)
 NOISY_M = 8
 
+# With momentum m running statistics still are (1 - m)^n of what they started as after n batches.
+MUCH_OF_THE_START = 0.05
+
 # Their statistics are over the samples of all ranks; every other norm sees one rank's.
 _SYNCHRONIZED = ("sync_batch_norm",)
 
@@ -100,6 +103,7 @@ class Setting:
         device: "cpu" or "cuda".
         micro_batch_size: Samples in one forward pass of one rank.
         accumulation_steps: Micro-batches in an update.
+        num_micro_batches: Micro-batches of the whole budget.
         world_size: Ranks to tell M for.
         is_causal: Whether no position of the model may see a later one.
     """
@@ -107,6 +111,7 @@ class Setting:
     device: Literal["cpu", "cuda"]
     micro_batch_size: int
     accumulation_steps: int
+    num_micro_batches: int
     world_size: int
     is_causal: bool
 
@@ -214,12 +219,39 @@ def _find_warnings(layer: NormLayer, card: NormCard, setting: Setting) -> Iterat
             f"ghost_size = {ghost} is larger than the micro-batch of {setting.micro_batch_size}: "
             "one chunk, as in batch_norm",
         )
+    yield from _find_short_budget(layer, card, setting)
     kernel = card.kernel_cpu if setting.device == "cpu" else card.kernel_cuda
     if kernel == "composite":
         yield Finding(
             "composite_kernel",
             "model",
             f"no fused kernel on {setting.device}: a time measured here is of several kernels",
+        )
+
+
+def _find_short_budget(layer: NormLayer, card: NormCard, setting: Setting) -> Iterator[Finding]:
+    """Yield a warning where the budget ends before the norm is what its name says."""
+    num_batches = setting.num_micro_batches
+    warmup = layer.params.get("warmup_micro_batches")
+    if warmup is not None and warmup >= num_batches:
+        yield Finding(
+            "warmup_beyond_budget",
+            "model",
+            f"warmup_micro_batches = {warmup:,} is no less than the {num_batches:,} micro-batches "
+            "of the budget: the norm stays in its warm-up",
+        )
+    momentum = layer.params.get("momentum")
+    if card.is_same_in_eval or momentum is None or "running_var" not in card.state:
+        return
+    ghost = layer.params.get("ghost_size")
+    chunks = 1 if ghost is None else max(1, setting.micro_batch_size // ghost)
+    left = (1.0 - momentum) ** (num_batches * chunks)
+    if left > MUCH_OF_THE_START:
+        yield Finding(
+            "slow_running_statistics",
+            "model",
+            f"after the {num_batches:,} micro-batches of the budget, running statistics with "
+            f"momentum {momentum:g} still are {left:.0%} of what they started as",
         )
 
 

@@ -92,6 +92,7 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
     import torch
 
     from normexp.cli._norm_facts import Setting, describe_layer, describe_weights
+    from normexp.config.validate import budget_samples
     from normexp.data import describe_dataset
     from normexp.models import MODELS, build_model
     from normexp.norms import describe_norm_layers
@@ -111,6 +112,7 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
         device="cuda" if config.trainer.accelerator == "gpu" else "cpu",
         micro_batch_size=config.micro_batch_size,
         accumulation_steps=config.accumulation_steps,
+        num_micro_batches=budget_samples(config, data.num_train) // config.micro_batch_size,
         world_size=world_size,
         is_causal=bool(getattr(MODELS.get(config.model.name).card, "is_causal", False)),
     )

@@ -191,6 +191,28 @@ def test_ghosts() -> None:
     assert "ghost_size=16 does not divide the 24 samples" in rows[0]["refusal"]
 
 
+def test_a_budget_that_ends_in_the_warm_up_is_told() -> None:
+    # 1,000 digits in micro-batches of 2, twice.
+    budget = ["micro_batch_size=2", "budget.epochs=2", "norm=batch_renorm"]
+    assert messages(inspect(*RESNET, *budget), "warmup_beyond_budget") == {
+        "warmup_micro_batches = 5,000 is no less than the 1,000 micro-batches of the budget: the "
+        "norm stays in its warm-up"
+    }
+    short = inspect(*RESNET, *budget, "norm.params.warmup_micro_batches=999")
+    assert messages(short, "warmup_beyond_budget") == set()
+
+
+def test_running_statistics_that_keep_their_start_are_told() -> None:
+    rows = inspect(*RESNET, "micro_batch_size=8", "budget.epochs=1", "norm.params.momentum=0.01")
+    assert messages(rows, "slow_running_statistics") == {
+        "after the 125 micro-batches of the budget, running statistics with momentum 0.01 still "
+        "are 28% of what they started as"  # 0.99^125 = 0.285
+    }
+    for momentum in ("0.1", "null"):
+        rows = inspect(*RESNET, "micro_batch_size=8", f"norm.params.momentum={momentum}")
+        assert messages(rows, "slow_running_statistics") == set()
+
+
 def test_a_composite_is_told() -> None:
     assert messages(inspect(*RESNET, "norm=rms_norm"), "composite_kernel") == {
         "no fused kernel on cpu: a time measured here is of several kernels"
