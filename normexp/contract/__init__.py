@@ -15,6 +15,7 @@ from normexp.contract import (
     kernels,
     masks,
     numerics,
+    parts,
     state,
     sums,
     transforms,
@@ -40,7 +41,18 @@ __all__ = [
 
 # The order in which a reader meets them.
 CHECKS: dict[str, Check] = in_order(
-    form, axes, sums, formula, state, masks, activation, kernels, transforms, numerics, weights
+    form,
+    axes,
+    parts,
+    sums,
+    formula,
+    state,
+    masks,
+    activation,
+    kernels,
+    transforms,
+    numerics,
+    weights,
 )
 
 

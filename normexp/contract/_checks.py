@@ -114,7 +114,8 @@ def run_check(check: Check, subject: Subject) -> Outcome:
             warnings.simplefilter("ignore")
             messages.extend(check.experiment(subject))
     except DoesNotApply as reason:
-        return Outcome(check, "does not apply", (str(reason),))
+        if not messages:
+            return Outcome(check, "does not apply", (str(reason),))
     except Exception as error:  # a user's layer may raise anything
         about = ", ".join(check.fields) or check.name
         messages.append(f"{about}: the experiment ended in {type(error).__name__}: {error}")

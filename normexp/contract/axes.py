@@ -71,7 +71,7 @@ def expect_pattern(subject: Subject, specimen: Specimen) -> Tensor:
     """Return the pattern that the card's statistic sets say."""
     dims, shape = len(specimen.shape) - 2, specimen.shape
     sets = subject.card.statistic_sets[dims]
-    patterns = [_expect_one(axes, shape, specimen) for axes in sets]
+    patterns = [expect_one(axes, shape, specimen) for axes in sets]
     n, p, c = to_rows(torch.empty(shape)).shape
     diagonal = torch.eye(n * p * c, dtype=torch.bool).reshape(n, p, c, n, p, c)
     if subject.card.is_chained and patterns:
@@ -84,7 +84,7 @@ def expect_pattern(subject: Subject, specimen: Specimen) -> Tensor:
     return torch.stack([diagonal, *patterns]).any(0)
 
 
-def _expect_one(axes: StatisticSet, shape: Shape, specimen: Specimen) -> Tensor:
+def expect_one(axes: StatisticSet, shape: Shape, specimen: Specimen) -> Tensor:
     """Return which inputs each output depends on through one statistic."""
     n, p, c = to_rows(torch.empty(shape)).shape
 
@@ -133,7 +133,8 @@ def describe(pattern: Tensor) -> str:
     return f"an output depends on {number} of the inputs, {where}"
 
 
-def _describe_sets(sets: tuple[StatisticSet, ...]) -> str:
+def describe_sets(sets: tuple[StatisticSet, ...]) -> str:
+    """Return in words what statistics are over."""
     return ", ".join("over " + " x ".join(axes) for axes in sets) or "none"
 
 
@@ -150,15 +151,15 @@ def try_statistic_sets(subject: Subject) -> Iterator[str]:
         told = getattr(specimen.module, "statistic_sets", sets)
         if told != sets:
             yield (
-                f"statistic_sets: the layer itself says {_describe_sets(told)} on shape "
-                f"{tell(shape)}, the card {_describe_sets(sets)}"
+                f"statistic_sets: the layer itself says {describe_sets(told)} on shape "
+                f"{tell(shape)}, the card {describe_sets(sets)}"
             )
         found, expected = measure_pattern(subject, shape), expect_pattern(subject, specimen)
         if not torch.equal(found, expected):
             kind = "chained statistics " if card.is_chained else "statistics "
             fields = "statistic_sets, is_chained" if len(sets) > 1 else "statistic_sets"
             yield (
-                f"{fields}: the card says {kind}{_describe_sets(sets)}, so that "
+                f"{fields}: the card says {kind}{describe_sets(sets)}, so that "
                 f"{describe(expected)}; found on shape {tell(shape)}: {describe(found)}"
             )
     if card.is_chained and all(len(sets) < 2 for sets in card.statistic_sets.values()):

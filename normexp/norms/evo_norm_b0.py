@@ -116,7 +116,7 @@ class EvoNormB0(nn.Module):
     ) -> Float[Tensor, " c"]:
         """Return the micro-batch's variance, noting it, or in evaluation the running one."""
         if not self.training:
-            return self.running_var
+            return upcast(self.running_var)
         if mask is None:
             var = x.var((0, *axes), correction=0)
             size = x.numel() // len(var)

@@ -8,7 +8,8 @@ import pytest
 from contract_subjects import subject_of
 from torch import nn
 
-from normexp.contract import CHECKS, check_norm, run_check
+from normexp.contract import CHECKS, Check, check_norm, run_check
+from normexp.contract._checks import DoesNotApply
 from normexp.norms import NORMS, check_dims
 
 
@@ -43,3 +44,13 @@ def test_a_layer_that_raises_is_a_fault_and_not_an_end():
     faults = check_norm(entry)
     assert {fault.check for fault in faults} == {"dims"}
     assert "ends in RuntimeError" in faults[0].message
+
+
+def test_what_was_found_counts_where_an_experiment_ends_early():
+    def experiment(subject):
+        yield "a fault"
+        raise DoesNotApply("nothing more to try")
+
+    check = Check("early", "It ends.", (), experiment)
+    outcome = run_check(check, subject_of("no_norm"))
+    assert (outcome.verdict, outcome.messages) == ("fault", ("a fault",))

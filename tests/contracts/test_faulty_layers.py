@@ -203,6 +203,20 @@ class MissedProblem(Layer):
         return super().forward(x, mask)
 
 
+class MixesTwoStatistics(Layer):
+    """Centres each channel, and divides by the mean of its variance and that of the sample."""
+
+    def normalize(self, x, mean, var):
+        whole = x.var((1, 2), correction=0, keepdim=True)
+        return super().normalize(x, mean, 0.5 * var + 0.5 * whole)
+
+
+class WeighsPositions(Layer):
+    def normalize(self, x, mean, var):
+        weights = torch.linspace(0.1, 0.9, x.shape[1], dtype=x.dtype)[:, None]
+        return x / ((weights * x.square()).sum(1, keepdim=True) + self.eps).sqrt()
+
+
 # The check that finds it, and words of its message.
 FAULTY = [
     (StatisticsInHalf, "half_precision", "in torch.float16, values of size 300"),
@@ -254,6 +268,27 @@ def test_a_faulty_layer_is_found(layer, check, words):
     outcome = run_check(CHECKS[check], subject_of(layer))
     assert outcome.verdict == "fault"
     assert words in "; ".join(outcome.messages)
+
+
+def test_a_small_statistic_inside_of_a_large_one_is_found():
+    # The pattern of dependence is that of the large one alone.
+    card = dataclasses.replace(CARD, statistic_sets={1: (("channel", "position"),)})
+    subject = subject_of(MixesTwoStatistics, card)
+    assert run_check(CHECKS["statistic_sets"], subject).verdict == "pass"
+    outcome = run_check(CHECKS["statistic_parts"], subject)
+    assert outcome.messages == (
+        "statistic_sets: the card says statistics over channel x position; found on shape "
+        "[6, 5, 8] also one over position",
+    )
+    both = {1: (("channel", "position"), ("position",))}
+    card = dataclasses.replace(CARD, statistic_sets=both)
+    outcome = run_check(CHECKS["statistic_parts"], subject_of(MixesTwoStatistics, card))
+    assert outcome.verdict == "pass"
+
+
+def test_statistics_that_are_no_plain_sums_are_not_judged_by_their_parts():
+    outcome = run_check(CHECKS["statistic_parts"], subject_of(WeighsPositions))
+    assert outcome.verdict == "does not apply"
 
 
 class WholeWeight(nn.Module):

@@ -182,3 +182,13 @@ def test_a_single_position_is_refused_before_training():
 def test_unsupported_dims_point_to_what_to_use():
     with pytest.raises(UserError, match=r"^norm=evo_norm_b0: .*features.*evo_norm_s0"):
         build_evo_norm_b0(8, dims=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32_in_evaluation_too(dtype):
+    half, full = (build_evo_norm_b0(8, dims=2).eval() for _ in range(2))
+    var = torch.linspace(0.3, 3.0, 8).to(dtype)
+    half.to(dtype).running_var.copy_(var)
+    full.running_var.copy_(var)
+    x = torch.from_numpy(make_input((16, 8, 6, 6))).to(dtype)
+    assert torch.equal(half(x), full(x.float()).to(dtype))
