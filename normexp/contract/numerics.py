@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -20,7 +21,9 @@ def _differ(found: Tensor, expected: Tensor, tolerance: float) -> float:
     return float(distance.nan_to_num(nan=float("inf")).max())
 
 
-@contract_check("In bfloat16 and float16 it is as close to float32 as the type's digits allow.")
+@contract_check(
+    "In bfloat16 and float16 it is as close to float32 as the type's digits allow, in both modes."
+)
 def try_half_precision(subject: Subject) -> Iterator[str]:
     """Compare with the float32 layer of the same numbers, also where squares overflow."""
     for call in subject.calls(dtype=torch.float32):
@@ -32,17 +35,20 @@ def try_half_precision(subject: Subject) -> Iterator[str]:
             # the mean into the shift before they round cost |mean|/std more. 300^2 overflows
             # float16: statistics must be float32.
             tolerance = 4 * torch.finfo(dtype).eps
-            for scale in (1.0, 300.0):
+            state = half.stir()
+            wide_state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+            for scale, training in itertools.product((1.0, 300.0), (True, False)):
                 x = (scale * draw(specimen.shape, "half")).to(dtype)
-                y = half(x, mask=mask)
+                y = half(x, mask=mask, training=training, state=state)
+                where = f"{call.where} in {'training' if training else 'evaluation'}"
                 if y.dtype != dtype:
-                    yield f"an input {call.where} of {dtype} comes out as {y.dtype}"
-                excess = _differ(y, specimen(x.float(), mask=mask), tolerance)
+                    yield f"an input {where} of {dtype} comes out as {y.dtype}"
+                expected = specimen(x.float(), mask=mask, training=training, state=wide_state)
+                excess = _differ(y, expected, tolerance)
                 if not excess <= 1.0:
                     yield (
-                        f"in {dtype}, values of size {scale:g} on {call.where}: the "
-                        f"output differs from float32's by {excess:.2g} times what rounding "
-                        "explains"
+                        f"in {dtype}, values of size {scale:g} on {where}: the output differs "
+                        f"from float32's by {excess:.2g} times what rounding explains"
                     )
 
 

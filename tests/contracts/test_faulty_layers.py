@@ -79,6 +79,11 @@ class StatisticsInHalf(Layer):
         return x
 
 
+class StatisticsInHalfInEvaluation(Layer):
+    def upcast(self, x):
+        return super().upcast(x) if self.training else x
+
+
 class WidensTheOutput(Layer):
     def forward(self, x, mask=None):
         return super().forward(x, mask).to(torch.promote_types(x.dtype, torch.float32))
@@ -221,6 +226,7 @@ class WeighsPositions(Layer):
 FAULTY = [
     (StatisticsInHalf, "half_precision", "in torch.float16, values of size 300"),
     (StatisticsInHalf, "half_precision", "[6, 5, 8] with a mask"),
+    (StatisticsInHalfInEvaluation, "half_precision", "[6, 5, 8] in evaluation: the output"),
     (WidensTheOutput, "half_precision", "of torch.bfloat16 comes out as torch.float32"),
     (NeedsOneType, "autocast", "ended in TypeError: expected one type"),
     (RootOfZero, "constant_inputs", "on a constant 7 of shape [6, 5, 8] in training the gradient"),
