@@ -40,6 +40,11 @@ def _without_eps(subject: Subject) -> dict[str, float]:
     return {} if option is None else {option: 1e-12}
 
 
+def _draw_input(kind: str) -> Tensor:
+    """Return an input for the layer of a weight."""
+    return draw((2, NUM_INPUTS) if kind == "linear" else (2, NUM_INPUTS, 4, 4), "weight_input")
+
+
 @contract_check(
     "An effective weight depends on the fan-in of its own output and nothing else.",
     fields=("weight",),
@@ -203,7 +208,7 @@ def try_weight_assignment(subject: Subject) -> Iterator[str]:
                 f"weight.parametrize: an effective weight of a {kind} {tell(weight.shape)}, "
                 f"assigned and read again, has changed by {change:.2g} of its size"
             )
-        x = draw((2, NUM_INPUTS) if kind == "linear" else (2, NUM_INPUTS, 4, 4), "assignment")
+        x = _draw_input(kind)
         module(x).square().sum().backward()
         for name, parameter in module.named_parameters():
             if parameter.grad is None or not bool(parameter.grad.isfinite().all()):
@@ -216,7 +221,7 @@ def try_weight_assignment(subject: Subject) -> Iterator[str]:
 
 @contract_check("The effective weight is one function under vmap, compilation and in bfloat16.")
 def try_weight_transforms(subject: Subject) -> Iterator[str]:
-    """Stack raw weights under torch.vmap; compare half precision with float32."""
+    """Stack raw weights under torch.vmap; compile a layer; compare bfloat16 with float64."""
     _get_card(subject)
     for kind in LAYERS:
         weight = WeightSpecimen(subject, kind)
@@ -234,6 +239,14 @@ def try_weight_transforms(subject: Subject) -> Iterator[str]:
                     f"weight, is_vectorizable: stacked weights of a {kind} differ by "
                     f"{difference:.2g}"
                 )
+        torch._dynamo.reset()
+        x, compiled = (
+            _draw_input(kind),
+            torch.compile(weight.module, fullgraph=True, backend="aot_eager"),
+        )
+        difference = max_difference(compiled(x), weight.module(x))
+        if difference > 1e-9:
+            yield f"weight: compiled, the output of a {kind} differs by {difference:.2g}"
         half = WeightSpecimen(subject, kind)
         half.module.bfloat16()
         for key, value in half.module.named_parameters():

@@ -322,6 +322,12 @@ class ByKernel(WholeWeight):
         return torch._weight_norm(weight, torch.ones_like(weight[:, :1]), 0)
 
 
+class OtherwiseCompiled(WholeWeight):
+    def forward(self, weight):
+        size = weight.square().sum(1, keepdim=True).sqrt()
+        return weight / (size + 1e-3 if torch.compiler.is_compiling() else size)
+
+
 @pytest.mark.parametrize(
     ("parametrization", "check", "words"),
     [
@@ -329,6 +335,7 @@ class ByKernel(WholeWeight):
         (Doubled, "weight_assignment", "assigned and read again, has changed by 1 of its size"),
         (InDouble, "weight_transforms", "in bfloat16 the effective weight"),
         (ByKernel, "weight_transforms", "falls back to a loop"),
+        (OtherwiseCompiled, "weight_transforms", "compiled, the output of a linear differs by"),
     ],
 )
 def test_a_faulty_weight_is_found(parametrization, check, words):
