@@ -31,8 +31,9 @@ class SkipGain(SkipParameter):
         self.is_spread = num_features is not None and dims == 2
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the input times the number."""
-        return x * (self.weight[:, None, None] if self.is_spread else self.weight)
+        """Return the input times the number, in the input's type."""
+        # A scalar would leave the type as it is; under autocast one number a channel would not.
+        return (x * (self.weight[:, None, None] if self.is_spread else self.weight)).to(x.dtype)
 
 
 class SkipShift(SkipParameter):
@@ -43,5 +44,5 @@ class SkipShift(SkipParameter):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the input plus the scalar."""
+        """Return the input plus the scalar, in the input's type."""
         return x + self.bias

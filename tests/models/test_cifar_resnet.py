@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normexp.errors import UserError
-from normexp.models import build_model
+from normexp.models import PLACEMENTS, build_model
 from normexp.norms import NormFactory, describe_norm_layers
 
 
@@ -214,6 +214,19 @@ def test_resnet20_with_fixup():
     common = RESNET20_CONVS + RESNET20_PROJECTIONS + RESNET20_CLASSIFIER
     # Five scalars a block, one after the stem and one before the classifier.
     assert count(build("no_norm", "fixup", depth=20)) == common + 5 * 9 + 2
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_sums_are_in_bfloat16_under_autocast_at_every_placement(placement):
+    # An arm with float32 sums would be slower and larger for its parameters' type alone.
+    norm = "group_norm" if PLACEMENTS[placement].has_norm_layers else "no_norm"
+    model, dtypes = build(norm, placement, input_shape=(1, 8, 8)), []
+    for stage in model.stages:
+        for block in stage:
+            block.register_forward_hook(lambda *call: dtypes.append(call[2].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.ones(2, 1, 8, 8))
+    assert dtypes == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize("placement", ["rezero", "rezero_pre", "skip_init", "layer_scale", "fixup"])
