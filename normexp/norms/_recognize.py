@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import is_parametrized
 
 from normexp.norms.factory import NormRecord
 
@@ -41,7 +42,7 @@ class OldNorm:
     @property
     def label(self) -> str:
         """The layer in an error message."""
-        return f"{self.path} ({type(self.module).__name__})"
+        return f"{self.path} ({type(self.module).__name__})".lstrip()
 
 
 _Row = tuple[str, Layout, int | None]
@@ -96,6 +97,8 @@ _TORCH_BASES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNo
 # They divide by a sum over neighbouring channels, and have neither state nor gain.
 _LOCAL_RESPONSE = (nn.LocalResponseNorm, nn.CrossMapLRN2d)
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 Selects = Callable[[str, nn.Module, str | None], bool]
 
 
@@ -137,6 +140,33 @@ def find_norms(root: nn.Module, selects: Selects) -> tuple[list[OldNorm], list[s
         elif any(selects(path, module, row[0]) for path in paths[key]):
             known.append(_describe(module, paths[key], row))
     return known, unknown
+
+
+def find_own_ways(layer: nn.Module) -> str | None:
+    """Return what another layer in this one's place would not have; None if nothing."""
+    if any(getattr(layer, name, None) for name in _HOOKS) or "forward" in vars(layer):
+        return "it has hooks, which would be lost; remove them first"
+    if is_parametrized(layer):
+        return "its parameters are parametrized; remove the parametrization first"
+    return None
+
+
+def find_holder(root: nn.Module, layers: Mapping[int, str]) -> tuple[str, str] | None:
+    """Return which layer also stands where no replacement reaches it, such as a list, and where.
+
+    Args:
+        root: The module.
+        layers: Labels of its layers by ``id``.
+    """
+    for path, part in root.named_modules():
+        for name, value in vars(part).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                continue
+            held = list(value.values()) if isinstance(value, dict) else value
+            for item in held if isinstance(held, list | tuple) else [held]:
+                if id(item) in layers:
+                    return layers[id(item)], f"{path}.{name}".lstrip(".")
+    return None
 
 
 def record_of(module: nn.Module) -> NormRecord | None:
@@ -198,8 +228,8 @@ def _looks_like_norm(module: nn.Module) -> bool:
 def _has_norm_name(module: nn.Module) -> bool:
     if isinstance(module, _LOCAL_RESPONSE) or type(module).__module__.startswith("torch.nn.utils"):
         return False
-    # "normalize" is what is done to the pixels of an image.
-    return re.search(r"norm(?!al)", type(module).__name__, re.IGNORECASE) is not None
+    # "normalize" is what is done to the pixels of an image; NormFreeBlock is timm's, without norms.
+    return re.search(r"norm(?!al|_?free)", type(module).__name__, re.IGNORECASE) is not None
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.parametrize import is_parametrized
 
 from normexp.errors import UserError, choices_hint
 from normexp.norms._recognize import (
     FOREIGN_KINDS,
     OldNorm,
     cuda_devices_of,
+    find_holder,
     find_norms,
+    find_own_ways,
     record_of,
 )
 from normexp.norms._registry import NORMS
@@ -25,8 +26,6 @@ from normexp.norms._successor import Replacement, build_successor
 from normexp.norms.factory import NormFactory
 
 __all__ = ["Replacement", "replace_norms"]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def replace_norms(
@@ -139,17 +138,9 @@ def _check_replaceable(module: nn.Module, old: Sequence[OldNorm], unknown: Seque
         problem = _find_obstacle(norm)
         if problem is not None:
             raise ValueError(f"{norm.label}: {problem}")
-    layers = {id(norm.module): norm for norm in old}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if name in ("_modules", "_parameters", "_buffers"):
-                continue
-            held = list(value.values()) if isinstance(value, dict) else value
-            for item in held if isinstance(held, list | tuple) else [held]:
-                if id(item) in layers:
-                    where = f"{path}.{name}".lstrip(".")
-                    label = layers[id(item)].label
-                    raise ValueError(f"{label}: also held by {where}, which no replacement reaches")
+    holder = find_holder(module, {id(norm.module): norm.label for norm in old})
+    if holder is not None:
+        raise ValueError(f"{holder[0]}: also held by {holder[1]}, which no replacement reaches")
 
 
 def _find_obstacle(norm: OldNorm) -> str | None:
@@ -157,10 +148,9 @@ def _find_obstacle(norm: OldNorm) -> str | None:
     layer, record = norm.module, record_of(norm.module)
     if norm.path == "":
         return "the module is itself a norm; hand over the module that it belongs to"
-    if any(getattr(layer, name, None) for name in _HOOKS) or "forward" in vars(layer):
-        return "it has hooks, which would be lost; remove them first"
-    if is_parametrized(layer):
-        return "its parameters are parametrized; remove the parametrization first"
+    problem = find_own_ways(layer)
+    if problem is not None:
+        return problem
     if record is not None:
         card = NORMS.get(record.name).card
         if card.weight is not None or card.takes_condition or card.includes_activation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from normexp import freeze_norms
 from normexp.norms import NormFactory
@@ -97,3 +98,59 @@ def test_what_cannot_be_frozen_is_refused_before_anything_is() -> None:
 
 def test_without_running_statistics_there_is_nothing_to_freeze() -> None:
     assert freeze_norms(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))) == []
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_constants_do_not_move_with_what_an_optimizer_still_holds(set_to_none: bool) -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    x = torch.randn(5, 2, 6, 6)
+    model(x).square().sum().backward()
+    freeze_norms(model, train_affine=False)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=set_to_none)
+    model(x).square().sum().backward()
+    optimizer.step()
+    assert {"1.weight", "1.bias"} <= set(before)
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+
+
+def test_a_layer_that_would_freeze_later_is_frozen_now() -> None:
+    later = NormFactory("frozen_batch_norm", {"freeze_after_micro_batches": 100})
+    model = nn.Sequential(later(4, role="block", dims=2))
+    model(torch.randn(8, 4, 2, 2) + 1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert freeze_norms(model) == ["0"]
+    assert vars(model[0])["norm_record"].params["freeze_after_micro_batches"] == 0
+    model.train()(torch.randn(8, 4, 2, 2))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_gain_and_shift_of_frozen_layers_become_constants() -> None:
+    model = _model()
+    assert freeze_norms(model) == ["1", "3", "6"]
+    assert freeze_norms(model, train_affine=False) == ["1", "3", "6"]
+    assert not {"1.weight", "3.weight", "6.bias"} & {n for n, _ in model.named_parameters()}
+    assert freeze_norms(model, train_affine=False) == []
+    model.train()(torch.randn(5, 2, 6, 6))
+
+
+def test_what_would_be_lost_or_go_on_unseen_is_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    handle = model[1].register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(ValueError, match=r"^1: it has hooks"):
+        freeze_norms(model)
+    handle.remove()
+    parametrize.register_parametrization(model[1], "weight", nn.ReLU())
+    with pytest.raises(ValueError, match=r"^1: its parameters are parametrized"):
+        freeze_norms(model)
+    parametrize.remove_parametrizations(model[1], "weight")
+    vars(model)["steps"] = [model[1]]
+    with pytest.raises(ValueError, match=r"^1: also held by steps"):
+        freeze_norms(model)
+    assert type(model[0]) is nn.BatchNorm1d
+    del vars(model)["steps"]
+    assert freeze_norms(model) == ["0", "1"]
+    with pytest.raises(ValueError, match=r"^0: .* before its first forward pass"):
+        freeze_norms(nn.Sequential(nn.LazyBatchNorm1d()))

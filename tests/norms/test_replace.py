@@ -326,6 +326,14 @@ class NormBlock(nn.Module):
         return self.norm(x)
 
 
+def test_a_norm_free_block_is_no_norm():
+    class NormFreeBlock(nn.Sequential):  # as in timm's NFNets
+        pass
+
+    model = nn.Sequential(NormFreeBlock(nn.Conv2d(3, 8, 1)), nn.BatchNorm2d(8))
+    assert [done.path for done in normexp.replace_norms(model, "rms_norm")] == ["1"]
+
+
 def test_containers_are_told_from_unknown_norms():
     model = nn.Sequential(NormBlock())
     assert [r.path for r in replace_norms(model, "group_norm")] == ["0.norm"]
@@ -360,7 +368,7 @@ def parametrized():
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda: nn.BatchNorm2d(8), "the module is itself a norm"),
+        (lambda: nn.BatchNorm2d(8), "^.BatchNorm2d.: the module is itself a norm"),
         (hooked, r"0 \(BatchNorm2d\): it has hooks"),
         (parametrized, r"0 \(ParametrizedBatchNorm2d\): its parameters are parametrized"),
         (held_elsewhere, r"0 \(BatchNorm2d\): also held by norms"),
