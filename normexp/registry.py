@@ -101,11 +101,15 @@ class Registry(Generic[CardT]):
         kind: What the choices are, in the singular, as in error messages ("norm").
         package: Package whose modules register here, imported on first use; None if the choices
             stand in the registry's own module.
+        card_type: Class of the cards; None if any will do.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(
+        self, kind: str, package: str | None = None, card_type: type[CardT] | None = None
+    ) -> None:
         self.kind = kind
         self.package = package
+        self.card_type = card_type
         self._entries: dict[str, Entry[CardT]] = {}
         self._discovered = False
 
@@ -115,9 +119,12 @@ class Registry(Generic[CardT]):
         """Return a decorator that registers a builder under ``name``.
 
         Raises:
-            ValueError: When the decorator is applied and the name is already taken by another
-                builder.
+            ValueError: If the card is of another class, or, when the decorator is applied, the
+                name is already taken by another builder.
         """
+        if self.card_type is not None and not isinstance(card, self.card_type):
+            wanted, found = self.card_type.__name__, type(card).__name__
+            raise ValueError(f"{self.kind} {name!r} needs a card: a {wanted}, not {found}")
 
         def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
             if self.package is None or not build.__module__.startswith(f"{self.package}."):

@@ -129,3 +129,10 @@ def test_public_modules_of_a_package_register_themselves_on_first_use(tmp_path, 
 
     assert "shop_of_things.first" not in sys.modules
     assert THINGS.names() == ["first", "second"]
+
+
+def test_a_card_of_another_kind_is_refused():
+    registry: Registry[str] = Registry("thing", card_type=str)
+    with pytest.raises(ValueError, match="thing 'bare' needs a card: a str, not NoneType"):
+        registry.register("bare", None)
+    registry.register("first_thing", "its card")(build_thing)

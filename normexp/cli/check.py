@@ -46,12 +46,13 @@ def check_card(
 
     from normexp.config.compose import load_plugins
     from normexp.contract import run_checks
-    from normexp.norms import NORMS, RESERVED
+    from normexp.norms import NORMS
+    from normexp.norms.factory import check_options
 
     load_plugins(plugins)
     entry = NORMS.get(name, key="norm")
     given = _parse_options(options)
-    entry.check_params(given, key="option", reserved=RESERVED)
+    check_options(entry, given, key="option")
     entry = dataclasses.replace(entry, build=partial(entry.build, **given))
     torch.set_num_threads(1)  # inputs are small, and last digits do not depend on the machine
     outcomes = run_checks(entry)

@@ -91,7 +91,7 @@ def load_plugins(paths: Iterable[str]) -> None:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             raise UserError("plugins", path, f"{type(error).__name__}: {error}") from error
 

@@ -27,6 +27,7 @@ def translate(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         _missing_choice,
         _several_values,
         _role_without_name,
+        _value_of_group,
         _wrong_type,
         _unknown_key,
         _unset_group,
@@ -62,6 +63,20 @@ def _role_without_name(text: str, overrides: Sequence[str]) -> UserError | None:
         return None
     value = _value_of(found[1], overrides)
     return UserError(found[1], value, f"a norm is named by {found[1]}.name={value}")
+
+
+def _value_of_group(text: str, overrides: Sequence[str]) -> UserError | None:
+    found = re.search(r"Error merging override ([\w.]+)=(.*)", text)
+    if found is None:
+        return None
+    node: Any = CellConfig()
+    for part in found[1].split("."):
+        node = getattr(node, part, None)
+    if not is_dataclass(node):
+        return None
+    key = f"{found[1]}.{fields(node)[0].name}"
+    expected = f"a group of keys; set one of them, as in {key}={found[2]}"
+    return UserError(found[1], found[2], expected)
 
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> UserError | None:

@@ -50,7 +50,7 @@ class WeightCard:
 
 @dataclass(frozen=True)
 class NormCard:
-    """What a norm declares; the contract suite proves every field by experiment.
+    """What a norm declares; the contract suite proves it by experiment, but for text.
 
     What is said here is about training mode and default options, unless said otherwise; of a norm
     with a warm-up also about the time after it. M is the number of elements of a statistic set.
@@ -127,7 +127,7 @@ class NormCard:
     weight: WeightCard | None = None
 
 
-NORMS: Registry[NormCard] = Registry("norm", "normexp.norms")
+NORMS: Registry[NormCard] = Registry("norm", "normexp.norms", NormCard)
 
 # Keyword-only arguments of a builder that normexp fills in itself.
 RESERVED = frozenset({"dims", "is_activated"})

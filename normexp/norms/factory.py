@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from normexp.errors import UserError, choices_hint
-from normexp.norms._registry import NORMS, RESERVED, NormCard
+from normexp.norms._registry import NORMS, RESERVED, Axis, NormCard
 from normexp.registry import Entry
 
 ROLES = ("stem", "block", "downsample", "final")
@@ -93,7 +93,7 @@ class NormFactory:
             raise UserError("norm", entry.name, expected)
         given = {"is_activated": is_activated} if entry.card.includes_activation else {}
         with self._naming_role(role):
-            layer: nn.Module = entry.build(num_features, dims=dims, **given, **params)
+            layer = _build(entry, num_features, {"dims": dims, **given, **params})
         complete = entry.complete_params(params, reserved=RESERVED)
         resolved = complete | getattr(layer, "resolved_params", {})
         vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved)
@@ -162,12 +162,49 @@ class NormFactory:
             raise UserError(key, error.value, error.expected) from None
 
 
-def _check_choice(name: str, params: Mapping[str, Any], *, key: str) -> None:
-    """Raise unless the norm exists and its builder takes these options."""
-    NORMS.get(name, key=key).check_params(params, key=f"{key}.params", reserved=RESERVED)
+def check_options(entry: Entry[NormCard], params: Mapping[str, Any], *, key: str) -> None:
+    """Raise unless a norm's builder takes these options.
+
+    Args:
+        entry: The norm.
+        params: The options.
+        key: What the message calls them.
+
+    Raises:
+        UserError: On an unknown option, a value of the wrong type, or one that no norm can have.
+    """
+    entry.check_params(params, key=key, reserved=RESERVED)
     eps, momentum = params.get("eps"), params.get("momentum")
     if eps is not None and eps <= 0:
-        raise UserError(f"{key}.params.eps", eps, "a number above 0 is needed")
+        raise UserError(f"{key}.eps", eps, "a number above 0 is needed")
     if momentum is not None and not 0 <= momentum <= 1:
         expected = "the weight of the new batch is needed, in [0, 1]"
-        raise UserError(f"{key}.params.momentum", momentum, expected)
+        raise UserError(f"{key}.momentum", momentum, expected)
+
+
+def _build(entry: Entry[NormCard], num_features: int, options: Mapping[str, Any]) -> nn.Module:
+    """Return a layer; a fault in somebody's builder is told in one line."""
+    try:
+        layer = entry.build(num_features, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        raised = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError("norm", entry.name, f"its builder ended in {raised}") from error
+    if not isinstance(layer, nn.Module):
+        expected = f"its builder has to return a module, not {type(layer).__name__}"
+        raise UserError("norm", entry.name, expected)
+    return layer
+
+
+def _check_choice(name: str, params: Mapping[str, Any], *, key: str) -> None:
+    """Raise unless the norm exists, its card can be read and its builder takes these options."""
+    entry = NORMS.get(name, key=key)
+    sets, dims = entry.card.statistic_sets, entry.card.dims
+    is_readable = set(sets) == set(dims) and all(
+        set(axes) <= set(get_args(Axis)) for one in sets.values() for axes in one
+    )
+    if not is_readable:
+        expected = f"its card needs sets of axes in statistic_sets for each of dims {list(dims)}"
+        raise UserError(key, name, f"{expected}; normexp check {name} says more")
+    check_options(entry, params, key=f"{key}.params")

@@ -123,6 +123,8 @@ def test_json_has_one_object_a_check():
         ([], "normexp: name=: A norm"),
         (["layer_norm", "--option", "eps"], "normexp: option=eps: name=value is needed"),
         (["layer_norm", "--option", "eps=big"], "normexp: option.eps=big: a value of type float"),
+        (["layer_norm", "--option", "eps=-1"], "normexp: option.eps=-1: a number above 0"),
+        (["batch_norm", "--option", "momentum=2"], "normexp: option.momentum=2: the weight of"),
         (["layer_norm", "--option", "ep=1"], "normexp: option.ep=1: norm layer_norm has no such"),
     ],
 )

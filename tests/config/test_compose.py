@@ -154,6 +154,9 @@ def test_a_plugin_is_imported_once_and_its_fault_is_told(tmp_path):
     # R61: the root cause, not "error locating target".
     with pytest.raises(UserError, match="No module named 'a_package_that_is_missing'"):
         load_plugins([str(broken)])
+    broken.write_text("raise SystemExit(3)\n")
+    with pytest.raises(UserError, match="SystemExit: 3"):
+        load_plugins([str(broken)])
 
 
 def budget(**amounts) -> CellConfig:

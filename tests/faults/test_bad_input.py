@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from command_line import COMMAND, Outcome, normexp
 
+from normexp.norms import NORMS
 from normexp.records import write_plan
 
 BAD_INPUT = [
@@ -62,6 +63,10 @@ BAD_INPUT = [
     ("train budget.samples=10", "budget={epochs: 4.0, samples: 10}: set exactly one", "null"),
     ("train budget.epochs=null", "budget={nothing}: set exactly one", "epochs, samples, updates"),
     ("train num_evaluations=126", "num_evaluations=126: the budget gives 125 updates", "or fewer"),
+    ("train evaluation=batch", "evaluation=batch: a group of keys; set one of them, as in",
+     "evaluation.statistics=batch"),
+    ("train optimizer.lr_factors=3", "optimizer.lr_factors=3: a group of keys; set one of them",
+     "optimizer.lr_factors.weight=3"),
     # what does not fit the model or the data
     ("train norm=group_norm norm.params.num_groups=7", "norm.params.num_groups=7: does not divide",
      "16 channels of a layer; its divisors are 1, 2, 4, 8, 16"),
@@ -211,3 +216,40 @@ def test_a_report_of_a_folder_without_runs_says_so(tmp_path: Path) -> None:
     assert_refused(normexp("report", "empty"), "=empty: ", "experiment.json")
     assert_refused(normexp("status", "empty"), "folder=empty: ", "experiment.json")
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+CARD = """
+import dataclasses
+from torch import nn
+from normexp.norms import NORMS
+card = dataclasses.replace(NORMS.get("no_norm").card)
+"""
+FAULTY_PLUGINS = {
+    "bare": ("@NORMS.register('own', None)\ndef build(num_features, *, dims): ...",
+             "plugins=", "norm 'own' needs a card: a NormCard, not NoneType"),
+    "dims": ("@NORMS.register('own', card)\ndef build(num_features): return nn.Identity()",
+             "norm=own: its builder ended in TypeError:", "'dims'"),
+    "raises": ("@NORMS.register('own', card)\ndef build(c, *, dims): raise OSError('a\\nb')",
+               "norm=own: its builder ended in OSError: a b", ""),
+    "number": ("@NORMS.register('own', card)\ndef build(c, *, dims): return 3",
+               "norm=own: its builder has to return a module, not int", ""),
+    "sets": ("card = dataclasses.replace(card, statistic_sets={})\n"
+             "@NORMS.register('own', card)\ndef build(c, *, dims): return nn.Identity()",
+             "norm=own: its card needs sets of axes in statistic_sets", "normexp check own"),
+    "axes": ("card = dataclasses.replace(card, dims=(2,), statistic_sets={2: (('chanel',),)})\n"
+             "@NORMS.register('own', card)\ndef build(c, *, dims): return nn.Identity()",
+             "norm=own: its card needs sets of axes in statistic_sets", "[2]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["train", "inspect"])
+@pytest.mark.parametrize("fault", FAULTY_PLUGINS)
+def test_a_faulty_norm_of_the_users_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, fault: str
+) -> None:
+    monkeypatch.setattr(NORMS, "_entries", dict(NORMS._entries))
+    code, told, right = FAULTY_PLUGINS[fault]
+    plugin = tmp_path / f"{fault}_{verb}_plugin.py"
+    plugin.write_text(CARD + code + "\n")
+    assert_refused(normexp(verb, f"plugins=[{plugin}]", "norm=own"), told, right)
+    assert list(tmp_path.iterdir()) == [plugin]
