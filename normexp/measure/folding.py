@@ -160,6 +160,8 @@ class _Fold:
             raise _NotFoldable(f"{path or 'the model itself'} stands at more than one place")
         if module._forward_hooks or module._forward_pre_hooks:
             raise _NotFoldable(f"{path} has forward hooks")
+        if "forward" in vars(module):
+            raise _NotFoldable(f"{path} has a forward of its own")
 
     def _check_layer(self, path: str) -> None:
         """Raise unless the weight of a layer may be changed."""

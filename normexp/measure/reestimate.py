@@ -149,6 +149,8 @@ def _check(num_inputs: int, batch_size: int, estimator: str, num_samples: int | 
         raise ValueError(f"estimator {estimator!r} is none of {ESTIMATORS}")
     if batch_size < 1:
         raise ValueError(f"batch_size {batch_size}: 1 or more is needed")
+    if num_inputs < 1:
+        raise ValueError("inputs hold no sample")
     if num_samples is not None and not 1 <= num_samples <= num_inputs:
         raise ValueError(f"num_samples {num_samples}: 1 to {num_inputs} are there")
 

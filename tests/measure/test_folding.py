@@ -192,6 +192,9 @@ def test_what_happens_to_the_layer_counts() -> None:
     hooked = Model(lambda m, x: m.norm(m.conv(x)))
     hooked.conv.register_forward_hook(lambda _, __, y: y.relu())
     assert "conv has forward hooks" in _fold(hooked, IMAGES)[1][0].reason
+    patched = Model(lambda m, x: m.norm(m.conv(x)))
+    patched.conv.forward = torch.relu
+    assert "conv has a forward of its own" in _fold(patched, IMAGES)[1][0].reason
     tied = Model(lambda m, x: m.norm(m.conv(x)), other=nn.Conv2d(4, 4, 1))
     tied.other.weight = tied.conv.weight
     assert "conv shares its parameters" in _fold(tied, IMAGES)[1][0].reason

@@ -255,6 +255,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with pytest.raises(ValueError, match=message):
         reestimate_running_statistics(net, _inputs(), **{"batch_size": 5, **change})
+    with pytest.raises(ValueError, match="inputs hold no sample"):
+        reestimate_running_statistics(net, _inputs()[:0], batch_size=5)
     assert all(torch.equal(state[name], t) for name, t in net.state_dict().items())
     assert all(module.training for module in net.modules())
 
