@@ -19,8 +19,9 @@ FILE = Path(__file__).parents[1] / "docs" / "norms.md"
 HEAD = """\
 # Norms
 
-Written by `scripts/document_norms.py` from the cards of the norms; the contract suite proves every
-field by experiment (`normexp check NAME` shows it). `normexp list norms --json` has all fields.
+Written by `scripts/document_norms.py` from the cards of the norms; the contract suite proves them
+by experiment (`normexp check NAME` shows it), all but what is text; formulas are held against NumPy
+in `tests/norms`. `normexp list norms --json` has all fields.
 
 Inputs are features `[N, C]`, sequences `[N, L, C]` and images `[N, C, H, W]`. The M elements of a
 statistic set share one mean and variance (or mean of squares); `var` is the biased variance unless

@@ -1,4 +1,4 @@
-"""The contract suite: proves every field of a norm's card by experiment.
+"""The contract suite: proves a norm's card by experiment, all fields but text.
 
 ``check_norm`` runs all checks on one norm; ``normexp check`` prints them. A check is a function
 that yields one message a fault; it registers under its name, and tests run every norm through
