@@ -84,15 +84,16 @@ def _find_gradient_error(specimen: Specimen, state: State, mask: Tensor | None =
 
 
 @contract_check(
-    "Under torch.vmap with stacked parameters and buffers, in training, it does what single calls "
-    "do, exactly if the card says so.",
+    "Under torch.vmap with stacked parameters and buffers it does what single calls do, in "
+    "training and in evaluation, exactly if the card says so.",
     fields=("is_vectorizable",),
 )
 def try_is_vectorizable(subject: Subject) -> Iterator[str]:
-    """Train two stacked replicas one step, and each alone."""
+    """Train two stacked replicas one step, and each alone; then evaluate them."""
     declared = subject.card.is_vectorizable
     for call in subject.calls():
         problem = _find_vmap_problem(call.specimen, call.mask)
+        problem = problem or _find_evaluation_problem(call.specimen, call.mask)
         if declared and problem:
             yield f"is_vectorizable=True is declared, but on {call.where} {problem}"
         if not declared and not problem:
@@ -139,6 +140,37 @@ def _find_vmap_problem(specimen: Specimen, mask: Tensor | None) -> str | None:
         for what, (a, b) in pairs.items():
             if max_difference(a.double(), b.double()) > 1e-9:
                 return f"the {what} under torch.vmap is not that of a single call"
+    return None
+
+
+def _find_evaluation_problem(specimen: Specimen, mask: Tensor | None) -> str | None:
+    """Return what goes wrong when two stacked replicas are evaluated; None if nothing does."""
+    x = torch.stack([draw(specimen.shape, "vmap", replica) for replica in range(2)])
+    condition = (specimen.condition(x[0]),) if specimen.card.takes_condition else ()
+    keywords = {} if mask is None else {"mask": mask}
+    moved = {key: value + 0.1 for key, value in specimen.parameters.items()}
+    replicas = [(specimen.parameters, specimen.state), (moved, specimen.stir())]
+    tensors = [{**parameters, **state} for parameters, state in replicas]
+    stacked = {key: torch.stack([each[key] for each in tensors]) for key in tensors[0]}
+
+    def evaluate(own: State, inputs: Tensor) -> Tensor:
+        y: Tensor = functional_call(specimen.module, own, (inputs, *condition), keywords)
+        return y
+
+    specimen.module.eval()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            y = vmap(evaluate)(stacked, x)
+    except Exception as error:  # whatever it is, it did not work
+        return f"in evaluation torch.vmap ended in {type(error).__name__}: {error}"
+    loop = find_loop(caught)
+    if loop is not None:
+        return f"in evaluation {loop}"
+    for replica, (parameters, state) in enumerate(replicas):
+        single = specimen(x[replica], training=False, state=state, parameters=parameters, mask=mask)
+        if max_difference(y[replica], single) > 1e-9:
+            return "in evaluation the output under torch.vmap is not that of a single call"
     return None
 
 

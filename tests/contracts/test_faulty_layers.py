@@ -136,6 +136,18 @@ class LoopsUnderVmap(Layer):
         return super().finish(y * torch._weight_norm(column, column.abs(), 0)[:, 0], valid)
 
 
+class LoopsUnderVmapInEvaluation(LoopsUnderVmap):
+    def finish(self, y, valid):
+        return Layer.finish(self, y, valid) if self.training else super().finish(y, valid)
+
+
+class StopsUnderVmapInEvaluation(Layer):
+    def normalize(self, x, mean, var):
+        if not self.training and (var < 0).any():
+            raise ValueError("negative variance")
+        return super().normalize(x, mean, var)
+
+
 class UnusedParameter(Layer):
     def __init__(self, num_features):
         super().__init__(num_features)
@@ -235,6 +247,8 @@ FAULTY = [
     (LooksAtNumbers, "copies", "the experiment ended in"),
     (LooksAtNumbers, "is_vectorizable", "is_vectorizable=True is declared, but on [6, 5, 8]"),
     (LoopsUnderVmap, "is_vectorizable", "falls back to a loop over the replicas (There is a"),
+    (LoopsUnderVmapInEvaluation, "is_vectorizable", "falls back to a loop over the replicas"),
+    (StopsUnderVmapInEvaluation, "is_vectorizable", "in evaluation torch.vmap ended in"),
     (BoundToItself, "copies", "a call of a deep copy changes the buffers of the original"),
     (UnusedParameter, "parameter_gradients", "other has no gradient"),
     (UnusedParameter, "parameters", "found weight [8], bias [8], other [8]"),
