@@ -174,7 +174,7 @@ def resolve_cell(config: CellConfig) -> CellConfig:
     """Return the cell in its one spelling, so that one computation is one cell.
 
     A model without residual branches has no placement, "auto" becomes the device that is here,
-    and defaults are written out.
+    defaults are written out, and probes stand in one order.
 
     Args:
         config: A composed cell; changed in place.
@@ -197,6 +197,7 @@ def resolve_cell(config: CellConfig) -> CellConfig:
         entry = registry.get(choice.name, key=key)
         entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
         choice.params = entry.complete_params(choice.params, reserved=reserved)
+    config.probes = sorted(set(config.probes))
     _resolve_evaluation(config)
     return config
 
@@ -209,6 +210,8 @@ def _resolve_evaluation(config: CellConfig) -> None:
         data = load_dataset(config.data.name, config.data.params)
         with torch.device("meta"):
             model = build_cell_model(config, data)
+        if config.evaluation.num_samples == len(data.train):
+            config.evaluation.num_samples = None
     complete_evaluation(config.evaluation, model)
 
 

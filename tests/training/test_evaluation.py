@@ -163,9 +163,17 @@ def test_keys_without_effect_are_null(make_cell: MakeCell) -> None:
     assert resolved("batch_norm", "running") == nothing
     assert resolved("batch_norm", "batch") == EvaluationConfig("batch", None, None, 64)
     assert resolved("batch_norm", "reestimated") == WAYS["reestimated"]
+    # All samples are all samples.
+    config = make_cell("batch_norm", evaluation=EvaluationConfig("reestimated", num_samples=1000))
+    assert resolve_cell(config).evaluation.num_samples is None
     # A model without running statistics has one way to be evaluated, and frozen ones stay.
     for norm in ("group_norm", "frozen_batch_norm", "no_norm"):
         assert resolved(norm, "reestimated") == resolved(norm, "batch") == nothing
+
+
+def test_probes_are_a_set(make_cell: MakeCell) -> None:
+    config = make_cell("batch_norm", probes=["running_statistics", "folding", "folding"])
+    assert resolve_cell(config).probes == ["folding", "running_statistics"]
 
 
 @pytest.mark.parametrize(
