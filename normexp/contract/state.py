@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from normexp.contract._checks import contract_check
-from normexp.contract._subject import Subject, draw, max_difference, tell
+from normexp.contract._checks import DoesNotApply, contract_check
+from normexp.contract._subject import DISTINCT, Subject, draw, max_difference, tell
 
 
 @contract_check(
@@ -95,6 +95,37 @@ def try_evaluation_is_pure(subject: Subject) -> Iterator[str]:
                 f"state: in evaluation the first sample of {tell(specimen.shape)} alone comes out "
                 f"{difference:.2g} different from when it stands among others"
             )
+
+
+@contract_check(
+    "An option momentum is the weight of the new batch in what a forward pass moves, as in torch."
+)
+def try_momentum(subject: Subject) -> Iterator[str]:
+    """Compare the moves under two momenta, 1 : 4, past every warm-up.
+
+    Both are small, so that several moves in one pass, as by chunks of the batch, add up.
+    """
+    if "momentum" not in subject.option_names:
+        raise DoesNotApply("there is no option momentum")
+    is_moving = False
+    for dims in subject.card.dims:
+        shape = DISTINCT[dims]
+        layers = [subject.specimen(shape, momentum=momentum) for momentum in (1e-4, 4e-4)]
+        state, x = layers[0].age(), draw(shape, "momentum")
+        after = [layer.run(x, state=state)[1] for layer in layers]
+        for key in (key for key, value in state.items() if value.is_floating_point()):
+            near, far = (moved[key] - state[key] for moved in after)
+            if not bool(near.any()) and not bool(far.any()):
+                continue
+            is_moving = True
+            if max_difference(4.0 * near, far) > 0.01 * float(far.abs().max()):
+                times = float((near * far).sum() / near.square().sum())
+                yield (
+                    f"a momentum 4 times as large moves {key} {times:.3g} times as far on shape "
+                    f"{tell(shape)}; momentum is the weight of the new batch"
+                )
+    if not is_moving:
+        raise DoesNotApply("no buffer moves in a forward pass")
 
 
 @contract_check("A copy of the layer works alone, and on the meta device shapes come out.")

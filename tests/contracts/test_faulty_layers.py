@@ -290,6 +290,21 @@ def test_a_faulty_layer_is_found(layer, check, words):
     assert words in "; ".join(outcome.messages)
 
 
+@pytest.mark.parametrize(
+    "misread", [lambda momentum: 1.0 - momentum, lambda _: 0.1], ids=["decay", "ignored"]
+)
+def test_a_momentum_of_another_sense_is_found(misread):
+    true = NORMS.get("batch_norm")
+
+    def build(num_features: int, *, dims: int, momentum: float = 0.1) -> nn.Module:
+        return true.build(num_features, dims=dims, momentum=misread(momentum))
+
+    outcome = run_check(CHECKS["momentum"], Subject(dataclasses.replace(true, build=build)))
+    assert outcome.verdict == "fault"
+    words = "a momentum 4 times as large moves running_mean 1 times as far on shape [6, 8]"
+    assert words in outcome.messages[0]
+
+
 def test_a_small_statistic_inside_of_a_large_one_is_found():
     # The pattern of dependence is that of the large one alone.
     card = dataclasses.replace(CARD, statistic_sets={1: (("channel", "position"),)})
@@ -368,5 +383,5 @@ def test_a_faulty_weight_is_found(parametrization, check, words):
 
 # Every check without a field of the card has been seen to find something.
 def test_every_check_without_a_field_has_a_faulty_layer():
-    found = {check for _, check, _ in FAULTY} | {"weight_transforms"}
+    found = {check for _, check, _ in FAULTY} | {"weight_transforms", "momentum"}
     assert {name for name, check in CHECKS.items() if not check.fields} <= found
