@@ -36,6 +36,8 @@ FAULTS = {
         "5 inputs",
         "mixes_positions": "mixes_positions=False is declared, but on shape [6, 5, 8] an output "
         "depends on 5 of the inputs, across position",
+        "statistic_parts": "found on shape [6, 5, 8] none over channel; statistic_sets: the card "
+        "says statistics over channel; found on shape [6, 5, 8] also one over position",
         "single_value": "single_value=zero is declared; found finite where channel has one value",
     },
     "transposed_axes": {

@@ -105,7 +105,8 @@ class UpdatesInEval(nn.BatchNorm1d):
 
     def forward(self, x):
         if not self.training:
-            self.running_mean.lerp_(x.detach().mean(0), self.momentum)
+            new = self.momentum * x.detach().mean(0)
+            self.running_mean.mul_(1.0 - self.momentum).add_(new)
         return super().forward(x)
 
 
