@@ -23,6 +23,9 @@ from normexp.launch.task import TrainTask
 if TYPE_CHECKING:
     from normexp.cli._norm_facts import NormFacts
 
+# Columns that a table does without where it does not fit, the first first.
+_LESS_NEEDED = ("params", "role")
+
 
 def inspect_model(arguments: Sequence[str], *, as_json: bool, world_size: int) -> int:
     """Print what every norm layer of a cell's model will see.
@@ -135,9 +138,17 @@ def _show(config: CellConfig, facts: Sequence[NormFacts], world_size: int) -> No
     marks: dict[str, int] = {}
     for message in (message for some in messages for message in some if message not in for_all):
         marks.setdefault(message, len(marks) + 1)
-    console.print(_draw(facts, [[marks[m] for m in some if m in marks] for some in messages]))
+    numbers = [[marks[m] for m in some if m in marks] for some in messages]
+    unbounded = console.options.update(width=1000)
+    for num_left_out in range(len(_LESS_NEEDED) + 1):
+        left_out = _LESS_NEEDED[:num_left_out]
+        table = _draw(facts, numbers, left_out)
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    console.print(table)
     device = "cuda" if config.trainer.accelerator == "gpu" else "cpu"
-    below = list(
+    below = [f"no room for {' and '.join(left_out)}: --json, or more columns"] if left_out else []
+    below += list(
         dict.fromkeys(
             f"{layer.norm} on {device}: {layer.kernel}; {layer.kernel_words}"
             if layer.acts_on == "input"
@@ -156,7 +167,9 @@ def _show(config: CellConfig, facts: Sequence[NormFacts], world_size: int) -> No
         console.print(escape(line), highlight=False)
 
 
-def _draw(facts: Sequence[NormFacts], marks: Sequence[Sequence[int]]) -> Table:
+def _draw(
+    facts: Sequence[NormFacts], marks: Sequence[Sequence[int]], left_out: Sequence[str]
+) -> Table:
     """Return the table, without the columns that would say the same in every row."""
     columns: dict[str, Callable[[NormFacts], Any]] = {
         "layer": lambda layer: escape(layer.path),
@@ -174,6 +187,8 @@ def _draw(facts: Sequence[NormFacts], marks: Sequence[Sequence[int]]) -> Table:
         del columns[f"M at {facts[0].world_size} ranks"]
     if len({layer.norm for layer in facts}) == 1:
         del columns["norm"]
+    for name in left_out:
+        del columns[name]
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         is_number = name.startswith("M") or name in ("shape", "params")

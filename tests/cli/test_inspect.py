@@ -309,6 +309,26 @@ def test_a_person_sees_one_row_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.out == "cifar_resnet has no norm layer here\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "left_out"),
+    [
+        (["norm=batch_norm", "model.params.num_stages=1"], ""),
+        (["norm=batch_norm"], "no room for params: "),
+        (["norm=group_norm", "norm.roles.stem.name=batch_norm"], "no room for params and role: "),
+    ],
+)
+def test_a_narrow_terminal_keeps_paths_whole(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], left_out: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = normexp("inspect", *RESNET, "micro_batch_size=2", *arguments).out
+    assert max(map(len, out.splitlines())) <= 80
+    for path in (row["path"] for row in inspect(*RESNET, *arguments)):
+        assert f" {path} " in out
+    assert left_out in out
+    assert ("no room" in out) == bool(left_out)
+
+
 def test_nothing_is_written_and_no_data_opened(tmp_path: Path) -> None:
     """The images of cifar10 are not here."""
     rows = inspect("data=cifar10", "norm=batch_norm")
