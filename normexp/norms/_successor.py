@@ -187,7 +187,8 @@ def _carry(
         if keep_affine and value.shape == target.shape == (num_features,):
             carried.append(name)
             if not isinstance(target, nn.Parameter):
-                layer._buffers[name] = value.detach()
+                # A copy: an optimizer may still hold the parameter, with a gradient or a decay.
+                layer._buffers[name] = value.detach().clone()
             elif isinstance(value, nn.Parameter):
                 layer._parameters[name] = value
             else:

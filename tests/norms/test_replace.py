@@ -326,6 +326,17 @@ class NormBlock(nn.Module):
         return self.norm(x)
 
 
+def test_constants_do_not_move_with_what_an_optimizer_still_holds():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    model(torch.randn(4, 3, 5, 5)).square().sum().backward()
+    (done,) = replace_norms(model, "frozen_batch_norm", train_affine=False)
+    assert {"weight", "bias"} <= set(done.carried)
+    optimizer.step()
+    assert torch.equal(model[1].weight, torch.ones(8))
+    assert torch.equal(model[1].bias, torch.zeros(8))
+
+
 def test_a_norm_free_block_is_no_norm():
     class NormFreeBlock(nn.Sequential):  # as in timm's NFNets
         pass
