@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from normexp.analysis.statistics import Summary
+from normexp.records.identity import shorten_hashes
 
 ABSENT = "-"
 # Student's t of two values is 12.7 standard errors wide: for accuracies that leaves [0, 100].
@@ -99,7 +100,7 @@ def show_value(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else shorten_hashes(str(value))
 
 
 def show_number(value: object, *, digits: int = 4) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from normexp.errors import UserError
-from normexp.records import read_history, read_plan, read_summary
+from normexp.records import read_history, read_plan, read_summary, shorten_hashes
 from normexp.records.schema import RUNS_FOLDER
 from normexp.records.store import encode
 
@@ -45,7 +45,10 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     table.add_column("runs")
     for cell in plan["cells"]:
         counts = Counter(run["status"] for run in runs if run["cell"] == cell["cell"])
-        values = ["-" if value is None else str(value) for value in cell["factors"].values()]
+        values = [
+            "-" if value is None else shorten_hashes(str(value))
+            for value in cell["factors"].values()
+        ]
         ends = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
         table.add_row(*values, ends)
     Console().print(table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -32,18 +31,19 @@ def default_choice(group: str) -> str | None:
     return None
 
 
-def list_params(group: str, overrides: Sequence[str]) -> list[str]:
-    """Return the parameters of the choice that overrides make in a group.
+def list_params(group: str, overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Return the parameters of the choices that overrides make in a group, by choice.
 
     Args:
         group: A configuration group, such as norm.
-        overrides: The command line's; without one for the group, the default choice counts.
+        overrides: The command line's; without one for the group, the default choice counts. A
+            choice that has no file, such as a plugin's, is left out.
     """
-    chosen = [word.partition("=")[2] for word in overrides if word.startswith(f"{group}=")]
+    words = [word.partition("=")[2] for word in overrides if word.startswith(f"{group}=")]
+    chosen = [name for word in words for name in word.split(",")]
     chosen = chosen or [name for name in [default_choice(group)] if name]
-    names = [name for name in list_choices(group) if not chosen or name in chosen]
-    params: dict[str, Any] = {}
-    for name in names:
+    params: dict[str, list[str]] = {}
+    for name in (name for name in list_choices(group) if not chosen or name in chosen):
         loaded = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text()) or {}
-        params.update(loaded.get("params") or {})
-    return sorted(params)
+        params[name] = sorted(loaded.get("params") or {})
+    return params

@@ -109,12 +109,26 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> UserError | None:
     parent, _, last = key.rpartition(".")
     group, _, rest = parent.partition(".")
     if rest == "params":
-        names = list_params(group, overrides)
+        by_choice = list_params(group, overrides)
+        lacking = [name for name, params in by_choice.items() if last not in params]
+        if 0 < len(lacking) < len(by_choice):
+            expected = f"{', '.join(lacking)} has no such parameter; set it in a grid block of the "
+            return UserError(key, _value_of(key, overrides), f"{expected}others (experiment.grid)")
+        names = sorted({name for params in by_choice.values() for name in params})
     else:
         node: Any = CellConfig()
-        for part in parent.split(".") if parent else []:
-            node = getattr(node, part, None)
-        names = [field.name for field in fields(node)] if is_dataclass(node) else []
+        known: list[str] = []
+        names = []
+        for part in key.split("."):
+            names = [field.name for field in fields(node)] if is_dataclass(node) else []
+            if part not in names:
+                break
+            known.append(part)
+            node = getattr(node, part)
+        if names and len(known) < key.count("."):
+            wrong = key.split(".")[len(known)]
+            expected = f"there is no {'.'.join([*known, wrong])}; {choices_hint(wrong, names)}"
+            return UserError(key, _value_of(key, overrides), expected)
     if key.startswith("experiment.experiment") or key.startswith("experiment.defaults"):
         expected = "the first line of an experiment's file must be: # @package _global_"
         return UserError(key, "", expected)
@@ -125,9 +139,8 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> UserError | None:
         deep = " or ".join(_deep_keys(last))
         if deep:
             return UserError(key, _value_of(key, overrides), f"did you mean {deep}?")
-    return UserError(
-        key, _value_of(key, overrides), f"there is no such key; {choices_hint(last, names)}"
-    )
+    hint = f"; {choices_hint(last, names)}" if names else ""
+    return UserError(key, _value_of(key, overrides), f"there is no such key{hint}")
 
 
 def _deep_keys(name: str) -> list[str]:

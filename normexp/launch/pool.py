@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
@@ -64,7 +64,8 @@ def run_jobs(jobs: Sequence[Job], *, num_jobs: int, total: int, fail_fast: bool 
                 for ended in [item for item in running if not item.process.is_alive()]:
                     running.remove(ended)
                     status = _finish(ended)
-                    progress.finish(ended.job, status)
+                    reason = (read_summary(ended.job.folder) or {}).get("reason")
+                    progress.finish(ended.job, status, reason)
                     if status == "failed" and fail_fast:
                         waiting.clear()
                         _stop(running)
@@ -77,6 +78,12 @@ def fork_server() -> Any:
     """Return the context whose processes fork from a server with torch imported once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["normexp.launch.worker", "typer", "rich.progress"])
+    # Ctrl-C reaches the server too; it would tell of each import that it was in.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return context
 
 

@@ -70,13 +70,15 @@ class SweepProgress:
         self._left[id(job)] = job.work * (1 - update / job.num_updates)
         self._show()
 
-    def finish(self, job: Job, status: str) -> None:
-        """Show that a job has ended."""
+    def finish(self, job: Job, status: str, reason: str | None = None) -> None:
+        """Show that a job has ended, and why unless it is as planned."""
         self._left[id(job)] = 0.0
         self.num_done += 1
         self.statuses[status] += 1
-        if status == "failed":
-            self._console.print(f"failed: {job.cell.facts.cell} seed {job.seed}", style="red")
+        if status in ("failed", "diverged"):
+            why = f": {reason}" if reason else ""
+            line = f"{status}: {job.cell.facts.cell} seed {job.seed}{why}"
+            self._console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
         self._show()
 
     def seconds_left(self) -> float | None:

@@ -69,7 +69,7 @@ class TrainTask:
                 )
                 summary = read_summary(job.folder)
                 assert summary is not None
-                progress.finish(job, summary["status"])
+                progress.finish(job, summary["status"], summary["reason"])
 
 
 def _advance(progress: SweepProgress, job: Job, _seed: int, update: int) -> None:

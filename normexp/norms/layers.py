@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,9 +51,10 @@ def describe_norm_layers(
 ) -> list[NormLayer]:
     """Return the norm layers of a model in the order of the forward pass.
 
-    A copy on the meta device is run in training mode, its norm layers replaced by the identity:
-    nothing is computed, the model and its buffers stay untouched, and layers that cannot work
-    (one value in a statistic set) are listed instead of raising.
+    A copy on the meta device is run in training mode, and hands the input of each norm layer on as
+    its output: nothing is computed, the model and its buffers stay untouched, and layers that
+    cannot work (one value in a statistic set, a forward pass that raises) are listed with their
+    problem instead of raising.
 
     Args:
         model: A model whose norm layers a NormFactory built.
@@ -98,7 +99,27 @@ class _Spy:
             params=record.params,
             problem=find_problem(shape) if find_problem is not None else None,
         )
+        if self._has_many_values():
+            self._try_out(x, mask)
         return x
+
+    def _has_many_values(self) -> bool:
+        """Tell whether every statistic has two values or more; what raises else is known."""
+        layer = self.found[self.path]
+        return layer.problem is None and all(size > 1 for size in layer.statistic_set_sizes)
+
+    def _try_out(self, x: Tensor, mask: Tensor | None) -> None:
+        """Note what the layer's own forward pass raises, as one of a user's plugin may."""
+        arguments = (x,) if mask is None else (x, mask)
+        try:
+            y = type(self.module).forward(self.module, *arguments)
+            fault = None if y.shape == x.shape else f"returns the shape {list(y.shape)}"
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0]
+            fault = f"raises {type(error).__name__}: {text}"
+        if fault is not None:
+            problem = f"on an input of {list(x.shape)} it {fault}"
+            self.found[self.path] = replace(self.found[self.path], problem=problem)
 
 
 def compute_statistic_set_size(

@@ -1,7 +1,13 @@
 """What a run leaves on disk. This package never imports torch."""
 
 from normexp.records.environment import count_cores, describe_environment
-from normexp.records.identity import cell_name, hash_of, identity_of, run_id
+from normexp.records.identity import (
+    cell_name,
+    hash_of,
+    identity_of,
+    run_id,
+    shorten_hashes,
+)
 from normexp.records.schema import (
     FINAL_STATUSES,
     NUMERICS_VERSION,
@@ -57,6 +63,7 @@ __all__ = [
     "read_summary",
     "run_dir",
     "run_id",
+    "shorten_hashes",
     "write_history",
     "write_json",
     "write_plan",

@@ -43,6 +43,16 @@ def hash_of(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def shorten_hashes(text: str) -> str:
+    """Return a text with every SHA-256 in it cut to 8 digits, for people.
+
+    Examples:
+        >>> shorten_hashes("['" + "0123456789abcdef" * 4 + "']")
+        "['01234567']"
+    """
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", text)
+
+
 def cell_name(config: Mapping[str, Any], data_fingerprint: str) -> str:
     """Return ``<slug>-<hash8>``: the folder of a cell.
 

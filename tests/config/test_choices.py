@@ -88,8 +88,9 @@ def test_no_file_names_python_code():
 
 
 def test_params_are_those_of_the_choice_made():
-    assert "num_groups" not in list_params("norm", ["norm=batch_norm"])
-    assert "num_groups" in list_params("norm", ["norm=group_norm"])
+    assert "num_groups" not in list_params("norm", ["norm=batch_norm"])["batch_norm"]
+    assert "num_groups" in list_params("norm", ["norm=group_norm"])["group_norm"]
+    assert list(list_params("norm", ["norm=batch_norm,group_norm"])) == ["batch_norm", "group_norm"]
     # Without a choice the default one counts.
     assert list_params("norm", []) == list_params("norm", ["norm=batch_norm"])
-    assert list_params("nope", []) == []
+    assert list_params("nope", []) == {}

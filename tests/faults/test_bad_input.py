@@ -27,6 +27,10 @@ BAD_INPUT = [
     ("train probes=[stat]", "probes=stat: choices:", "running_statistics"),
     ("train +norm.roles.stem.name=nope", "norm.roles.stem=nope: choices:", "batch_norm"),
     ("train +norm.roles.stam.name=group_norm", "norm.roles.stam=", "did you mean stem?"),
+    ("train norm.roles.stam.name=group_norm", "norm.roles.stam.name=group_norm: there is no ",
+     "norm.roles.stam; did you mean stem?"),
+    ("sweep norm=batch_norm,group_norm norm.params.momentum=0.2",
+     "norm.params.momentum=0.2: group_norm has no such parameter; set it in a grid block", ""),
     ("train optimizer.decay_roles=[wieght]", "optimizer.decay_roles=wieght:", "mean weight?"),
     # R61: parameters that no such choice has
     ("train norm=group_norm norm.params.num_gruops=3", "norm.params.num_gruops=3:", "num_groups?"),

@@ -46,13 +46,13 @@ def test_without_a_terminal_it_is_plain_lines_now_and_then(clock, capsys):
         for update in range(1, 50):
             clock.s += 1.0
             shown.advance(jobs[0], update)
-        shown.finish(jobs[0], "failed")
+        shown.finish(jobs[0], "failed", "exit code 3 [x]")
         shown.finish(jobs[1], "completed")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
         "training 2 of 3 runs (1 on disk already)",
         "1/3 runs about 1 min 9 s left",
-        "failed: a-cell seed 3",
+        "failed: a-cell seed 3: exit code 3 [x]",
         "1 completed, 1 failed in 49 s",
     ]

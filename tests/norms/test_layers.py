@@ -10,6 +10,7 @@ from torch import nn
 
 from normexp.errors import UserError
 from normexp.norms import (
+    NORMS,
     NormFactory,
     check_statistic_sets,
     compute_statistic_set_size,
@@ -95,3 +96,29 @@ def test_the_forward_pass_of_training_is_described():
             return self.norm(x) if self.training else x
 
     assert len(describe_norm_layers(TrainingOnly().eval(), (1, 4, 4), 2)) == 1
+
+
+def test_a_forward_pass_that_raises_is_a_problem_before_training():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            return x.reshape(x.shape[0], 5, -1, *x.shape[2:])
+
+    def build_broken(num_features, *, dims):
+        return Broken()
+
+    class Short(torch.nn.Module):
+        def forward(self, x):
+            return x[:, :1]
+
+    def build_short(num_features, *, dims):
+        return Short()
+
+    NORMS.register("broken", NORMS.get("no_norm").card)(build_broken)
+    NORMS.register("short", NORMS.get("no_norm").card)(build_short)
+    for name, complaint in [
+        ("broken", r"layer 0: on an input of \[4, 12, 8, 8\] it raises RuntimeError: .*invalid"),
+        ("short", r"layer 0: on an input of \[4, 12, 8, 8\] it returns the shape \[4, 1, 8, 8\]"),
+    ]:
+        model = torch.nn.Sequential(NormFactory(name)(12, role="block", dims=2))
+        with pytest.raises(UserError, match=rf"^norm={name}: {complaint}"):
+            check_statistic_sets(describe_norm_layers(model, (12, 8, 8), 4))

@@ -83,29 +83,30 @@ class Look:
         }
 
 
-# A family has a colour; marker and dashes together tell every norm from every other one without it.
+# Norms that are often compared differ in colour; marker and dashes together tell every norm from
+# every other one without it.
 NORM_LOOKS = {
     "no_norm": Look(BLACK, "X", DASHES[2]),
     "signed_power": Look(BLACK, "h", DASHES[3]),
     "dynamic_tanh": Look(BLACK, ">", DASHES[1]),
-    "dynamic_erf": Look(BLACK, "<", DASHES[4]),
+    "dynamic_erf": Look(ORANGE, "<", DASHES[4]),
     # statistics over the batch
     "batch_norm": Look(BLUE, "o", DASHES[0]),
     "sync_batch_norm": Look(BLUE, "o", DASHES[1]),
     "frozen_batch_norm": Look(BLUE, "o", DASHES[2]),
-    "ghost_batch_norm": Look(BLUE, "v", DASHES[3]),
-    "batch_renorm": Look(BLUE, "h", DASHES[0]),
-    "switchable_norm": Look(BLUE, "*", DASHES[0]),
-    "power_norm": Look(BLUE, "P", DASHES[2]),
+    "ghost_batch_norm": Look(SKY, "v", DASHES[3]),
+    "batch_renorm": Look(PURPLE, "h", DASHES[0]),
+    "switchable_norm": Look(ORANGE, "*", DASHES[0]),
+    "power_norm": Look(VERMILLION, "P", DASHES[2]),
     # a sample over groups of channels
     "group_norm": Look(VERMILLION, "s", DASHES[1]),
     "adaptive_group_norm": Look(VERMILLION, "s", DASHES[2]),
-    "evo_norm_s0": Look(VERMILLION, "D", DASHES[0]),
-    "evo_norm_b0": Look(VERMILLION, "D", DASHES[1]),
+    "evo_norm_s0": Look(PURPLE, "D", DASHES[0]),
+    "evo_norm_b0": Look(BLACK, "D", DASHES[1]),
     # a sample over all channels
     "layer_norm": Look(GREEN, "<", DASHES[0]),
     "layer_norm_chw": Look(GREEN, "^", DASHES[3]),
-    "layer_norm_std_outside": Look(GREEN, "^", DASHES[0]),
+    "layer_norm_std_outside": Look(BLACK, "^", DASHES[0]),
     "adaptive_layer_norm": Look(GREEN, "<", DASHES[2]),
     "layer_norm_channel": Look(SKY, "v", DASHES[1]),
     # a sample and channel over the positions
@@ -115,12 +116,12 @@ NORM_LOOKS = {
     "spectral_band_norm": Look(ORANGE, "h", DASHES[1]),
     # no mean
     "rms_norm": Look(PURPLE, "P", DASHES[0]),
-    "partial_rms_norm": Look(PURPLE, "P", DASHES[1]),
-    "scale_norm": Look(PURPLE, "X", DASHES[0]),
+    "partial_rms_norm": Look(VERMILLION, "P", DASHES[1]),
+    "scale_norm": Look(ORANGE, "X", DASHES[0]),
     # the weights
     "weight_norm": Look(SKY, "*", DASHES[1]),
     "weight_standardization": Look(SKY, "s", DASHES[0]),
-    "scaled_weight_standardization": Look(SKY, "s", DASHES[3]),
+    "scaled_weight_standardization": Look(GREEN, "s", DASHES[3]),
 }
 
 
