@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import typing
 from pathlib import Path
 
-from normexp.norms import NORMS, SHAPES, NormCard
+from normexp.norms import NORMS, SHAPES, Axis, NormCard
+from normexp.norms._registry import Divisor, EpsPlace, Kernel, SingleValue
 from normexp.registry import Entry
 
 FILE = Path(__file__).parents[1] / "docs" / "norms.md"
@@ -26,6 +28,10 @@ in `tests/norms`. `normexp list norms --json` has all fields.
 Inputs are features `[N, C]`, sequences `[N, L, C]` and images `[N, C, H, W]`. The M elements of a
 statistic set share one mean and variance (or mean of squares); `var` is the biased variance unless
 the formula says otherwise. A ghost is a chunk of the batch, a part the first channels.
+
+What each field of a card means stands in `normexp.norms.NormCard`; those with a fixed choice take:
+
+{choices}
 """
 
 
@@ -34,7 +40,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
-    text = HEAD + "\n" + "\n".join(describe(entry) for entry in NORMS)
+    text = (
+        HEAD.format(choices=list_choices()) + "\n" + "\n".join(describe(entry) for entry in NORMS)
+    )
     if not arguments.check:
         FILE.write_text(text)
         return 0
@@ -44,6 +52,21 @@ def main() -> int:
         f"{FILE.name} is not what the cards say: python scripts/document_norms.py", file=sys.stderr
     )
     return 1
+
+
+def list_choices() -> str:
+    """Return the values of every field with a fixed choice."""
+    choices = {
+        "axes of `statistic_sets`": Axis,
+        "`divisor`": Divisor,
+        "`eps_place`": EpsPlace,
+        "`single_value`": SingleValue,
+        "`kernel_cpu`, `kernel_cuda`": Kernel,
+    }
+    return "\n".join(
+        f"- {name}: {', '.join(f'`{value}`' for value in typing.get_args(kind))}"
+        for name, kind in choices.items()
+    )
 
 
 def describe(entry: Entry[NormCard]) -> str:

@@ -57,9 +57,24 @@ def _check_kinds(card: NormCard | WeightCard, prefix: str) -> Iterator[str]:
     for field in dataclasses.fields(card):
         value = getattr(card, field.name)
         if not _fits(value, hints[field.name]):
-            yield f"{prefix}{field.name}={value!r} is not a value of its kind"
+            kind = _tell_kind(hints[field.name])
+            yield f"{prefix}{field.name}={value!r} is not a value of its kind: {kind}"
         elif hints[field.name] is str and not value.strip():
             yield f"{prefix}{field.name} is empty; a reader needs it"
+
+
+def _tell_kind(hint: Any) -> str:
+    """Return in words what fits an annotation."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_tell_kind(option) for option in arguments)
+    if origin is typing.Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin is tuple:
+        return f"a tuple of ({_tell_kind(arguments[0])})"
+    if origin is dict:
+        return f"a dict from {_tell_kind(arguments[0])} to {_tell_kind(arguments[1])}"
+    return "None" if hint is type(None) else getattr(hint, "__name__", "a function")
 
 
 def _fits(value: Any, hint: Any) -> bool:

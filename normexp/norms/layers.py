@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,6 +117,8 @@ class _Spy:
             fault = None if y.shape == x.shape else f"returns the shape {list(y.shape)}"
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
+            if re.search(r"\bmeta\b", text, re.IGNORECASE):
+                return  # it reads a number or lacks a form here, where there are shapes alone
             fault = f"raises {type(error).__name__}: {text}"
         if fault is not None:
             problem = f"on an input of {list(x.shape)} it {fault}"

@@ -235,7 +235,31 @@ class WeighsPositions(Layer):
 
 
 # The check that finds it, and words of its message.
+class FlippedGain(Layer):
+    def normalize(self, x, mean, var):
+        return super().normalize(x, mean, var) * self.weight.flip(0) / self.weight
+
+
+class CubedGain(Layer):
+    def normalize(self, x, mean, var):
+        return super().normalize(x, mean, var) * self.weight**2
+
+
+class SharedShift(Layer):
+    def finish(self, y, valid):
+        return super().finish(y - self.bias + self.bias.mean(), valid)
+
+
+class HalfShift(Layer):
+    def finish(self, y, valid):
+        return super().finish(y - 0.5 * self.bias, valid)
+
+
 FAULTY = [
+    (FlippedGain, "gain_and_shift", "weight is declared as one number a channel"),
+    (CubedGain, "gain_and_shift", "should multiply its own channel"),
+    (SharedShift, "gain_and_shift", "bias is declared as one number a channel"),
+    (HalfShift, "gain_and_shift", "should be added to its own channel"),
     (StatisticsInHalf, "half_precision", "in torch.float16, values of size 300"),
     (StatisticsInHalf, "half_precision", "[6, 5, 8] with a mask"),
     (StatisticsInHalfInEvaluation, "half_precision", "[6, 5, 8] in evaluation: the output"),

@@ -122,3 +122,10 @@ def test_a_forward_pass_that_raises_is_a_problem_before_training():
         model = torch.nn.Sequential(NormFactory(name)(12, role="block", dims=2))
         with pytest.raises(UserError, match=rf"^norm={name}: {complaint}"):
             check_statistic_sets(describe_norm_layers(model, (12, 8, 8), 4))
+
+
+def test_a_forward_pass_that_reads_a_number_is_no_problem():
+    """On the meta device there are none: torch's batch norm without a momentum reads its count."""
+    model = nn.Sequential(NormFactory("batch_norm", {"momentum": None})(4, role="block", dims=2))
+    (layer,) = describe_norm_layers(model, (4, 3, 3), 2)
+    assert layer.problem is None
