@@ -1,4 +1,4 @@
-"""Gain and shift: each scales, or moves, its own channel and nothing else."""
+"""An output follows the input at its own place; gain and shift act on their own channel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from normexp.contract._subject import Subject, count_channels, draw, max_differe
 
 # Where the output is of size 1 in float64.
 _TOLERANCE = 1e-9
+# Inputs with enough numbers in each channel to correlate.
+_SHAPES = {0: (60, 8), 1: (12, 10, 8), 2: (12, 8, 4, 5)}
+# Every norm here is far above; the output of another channel is near 0.
+_MIN_CORRELATION = 0.5
 
 
 @contract_check(
@@ -44,3 +48,24 @@ def try_gain_and_shift(subject: Subject) -> Iterator[str]:
                     f"{does} its own channel; on shape {tell(specimen.shape)} the output is off by "
                     f"{difference:.2g}"
                 )
+
+
+@contract_check(
+    "Each output follows the input at its own place: in every channel the two correlate.",
+    fields=(),
+)
+def try_own_input(subject: Subject) -> Iterator[str]:
+    """Correlate the output of independent inputs with them, channel by channel."""
+    for dims in subject.card.dims:
+        specimen = subject.specimen(_SHAPES[dims], is_generic=False, is_plain=True)
+        x = draw(specimen.shape, "own_input")
+        axis = 2 if dims == 1 else 1
+        rows = [t.movedim(axis, 0).flatten(1) for t in (x, specimen(x))]
+        a, b = (row - row.mean(1, keepdim=True) for row in rows)
+        correlations = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+        if not bool((correlations > _MIN_CORRELATION).all()):  # NaN where nothing varies
+            worst = int(correlations.nan_to_num(-1.0).argmin())
+            yield (
+                f"on shape {tell(specimen.shape)} the output of channel {worst} does not follow "
+                f"its own input: they correlate by {float(correlations[worst]):.2f}"
+            )

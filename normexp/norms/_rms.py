@@ -35,6 +35,9 @@ def rms_normalize(
             rounded to the input's type after the gain.
         weight: One gain a channel; None for none.
         eps: Added to the mean of squares, inside the square root.
+
+    First and second derivatives in reverse mode; forward mode (torch.func.jvp) works only where
+    torch's path is taken.
     """
     if weight is not None and weight.dtype != x.dtype:
         # torch takes its slow path there, with a warning. Half-precision activations and float32

@@ -246,6 +246,9 @@ def build_power_norm(
     divides it by the batch's psi where the forward pass divided by the running one, and holds
     ema_gz divided by backward_momentum.
 
+    ``ema_gz`` has the scale of the loss: a loss scaled by a changing factor, as for float16
+    gradients, would spoil it.
+
     Half-precision inputs are computed in float32 and cast back once, at the end.
 
     Args:

@@ -255,7 +255,13 @@ class HalfShift(Layer):
         return super().finish(y - 0.5 * self.bias, valid)
 
 
+class OneChannelForAll(Layer):
+    def normalize(self, x, mean, var):
+        return super().normalize(x, mean, var)[..., :1].expand_as(x)
+
+
 FAULTY = [
+    (OneChannelForAll, "own_input", "the output of channel"),
     (FlippedGain, "gain_and_shift", "weight is declared as one number a channel"),
     (CubedGain, "gain_and_shift", "should multiply its own channel"),
     (SharedShift, "gain_and_shift", "bias is declared as one number a channel"),
