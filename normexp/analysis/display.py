@@ -100,7 +100,9 @@ def show_value(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else shorten_hashes(str(value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    # A list of plugins' hashes tells levels apart by its first digits; a fingerprint stays whole.
+    return shorten_hashes(text) if text.startswith("[") else text
 
 
 def show_number(value: object, *, digits: int = 4) -> str:
