@@ -10,7 +10,14 @@ from typing import Any, Literal
 from torch import nn
 
 from normexp.errors import UserError
-from normexp.norms import NORMS, NormCard, NormLayer, NormRecord, check_statistic_sets
+from normexp.norms import (
+    NORMS,
+    NormCard,
+    NormLayer,
+    NormRecord,
+    check_statistic_sets,
+    count_channels,
+)
 
 # Of M values, their mean and variance are two: what is left has M - 2 degrees of freedom, and no
 # output lies beyond sqrt(M - 1) standard deviations. At M = 2 nothing is left but a sign; at 4 the
@@ -140,7 +147,7 @@ def describe_layer(layer: NormLayer, model: nn.Module, setting: Setting) -> Norm
         M=layer.statistic_set_size,
         M_at_world_size=min((s.size_at_world_size for s in statistics), default=None),
         world_size=setting.world_size,
-        kernel=card.kernel_cpu if setting.device == "cpu" else card.kernel_cuda,
+        kernel=card.kernel_on(setting.device),
         kernel_words=card.kernel,
         num_parameters=sum(p.numel() for p in module.parameters()),
         params=layer.params,
@@ -220,8 +227,7 @@ def _find_warnings(layer: NormLayer, card: NormCard, setting: Setting) -> Iterat
             "one chunk, as in batch_norm",
         )
     yield from _find_short_budget(layer, card, setting)
-    kernel = card.kernel_cpu if setting.device == "cpu" else card.kernel_cuda
-    if kernel == "composite":
+    if card.kernel_on(setting.device) == "composite":
         yield Finding(
             "composite_kernel",
             "model",
@@ -285,7 +291,7 @@ def _find_other_name(layer: NormLayer) -> Iterator[Finding]:
     groups, is_features = layer.params.get("num_groups"), len(layer.input_shape) == 2
     if groups is None or not any("group" in axes for axes in layer.statistic_sets):
         return
-    channels = layer.input_shape[2 if len(layer.input_shape) == 3 else 1]
+    channels = count_channels(layer.input_shape)
     is_group_norm = layer.name == "group_norm"
     if groups == channels:
         told = ": this is instance_norm" if is_group_norm and not is_features else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normexp.norms import RESERVED, NormCard
+from normexp.norms import RESERVED, NormCard, count_channels
 from normexp.random import random_stream
 from normexp.registry import Entry
 
@@ -240,11 +240,6 @@ def _resolve_symbol(symbol: str, sizes: Mapping[str, Any]) -> int:
     for factor in re.sub(r"^(\d+)(?=[A-Za-z_])", r"\1*", symbol).split("*"):
         product *= int(factor) if factor.isdigit() else int(sizes[factor.strip()])
     return product
-
-
-def count_channels(shape: Shape) -> int:
-    """Return C of an input's shape: the last axis of a sequence, else the second."""
-    return shape[2] if len(shape) == 3 else shape[1]
 
 
 def make_mask(shape: Shape) -> Tensor:

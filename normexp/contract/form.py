@@ -16,7 +16,6 @@ from normexp.contract._subject import (
     EQUAL,
     Shape,
     Subject,
-    count_channels,
     draw,
     find_condition_options,
     find_small_options,
@@ -24,7 +23,7 @@ from normexp.contract._subject import (
     tell,
 )
 from normexp.errors import UserError
-from normexp.norms import NormCard, WeightCard, compute_statistic_set_size
+from normexp.norms import NormCard, WeightCard, compute_statistic_set_size, count_channels
 
 _DIMS = (0, 1, 2)
 

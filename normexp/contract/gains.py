@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from normexp.contract._checks import DoesNotApply, contract_check
-from normexp.contract._subject import Subject, count_channels, draw, max_difference, tell
+from normexp.contract._subject import Subject, draw, max_difference, tell
+from normexp.norms import channel_axis, count_channels
 
 # Where the output is of size 1 in float64.
 _TOLERANCE = 1e-9
@@ -59,7 +60,7 @@ def try_own_input(subject: Subject) -> Iterator[str]:
     for dims in subject.card.dims:
         specimen = subject.specimen(_SHAPES[dims], is_generic=False, is_plain=True)
         x = draw(specimen.shape, "own_input")
-        axis = 2 if dims == 1 else 1
+        axis = channel_axis(dims)
         rows = [t.movedim(axis, 0).flatten(1) for t in (x, specimen(x))]
         a, b = (row - row.mean(1, keepdim=True) for row in rows)
         correlations = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))

@@ -19,7 +19,7 @@ from normexp.contract._subject import (
     max_difference,
     tell,
 )
-from normexp.norms import Axis, compute_statistic_set_size
+from normexp.norms import Axis, channel_axis, compute_statistic_set_size
 
 _TINY_EPS = 1e-12
 
@@ -76,7 +76,7 @@ def _double(subject: Subject, shape: Shape, axis: Axis) -> tuple[float, int]:
     once = subject.specimen(shape, **settings)
     x = draw(shape, "divisor")
     along = {"batch": 0, "ghost": 0, "position": 1 if len(shape) == 3 else len(shape) - 1}
-    where = along.get(axis, 2 if len(shape) == 3 else 1)
+    where = along.get(axis, channel_axis(len(shape) - 2))
     doubled = x.repeat_interleave(2, where)
     if axis == "ghost":
         settings["ghost_size"] = 2 * once.options["ghost_size"]

@@ -10,6 +10,7 @@ from normexp.norms._registry import (
     WeightCard,
     check_dims,
 )
+from normexp.norms._statistics import channel_axis, count_channels
 from normexp.norms.factory import ROLES, NormFactory, NormRecord
 from normexp.norms.layers import (
     NormLayer,
@@ -30,8 +31,10 @@ __all__ = [
     "NormRecord",
     "StatisticSet",
     "WeightCard",
+    "channel_axis",
     "check_dims",
     "check_statistic_sets",
     "compute_statistic_set_size",
+    "count_channels",
     "describe_norm_layers",
 ]

@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normexp.norms._batch_running import move_running, unbiased
 from normexp.norms._statistics import (
-    by_channel,
     channel_axis,
     masked_mean_var,
+    scale_shift,
     upcast,
     zero_invalid,
 )
@@ -173,20 +173,6 @@ def standardize(
 ) -> Float[Tensor, "*shape"]:
     """Return ``(x - mean) / sqrt(var + eps)``."""
     return (x - mean) * torch.rsqrt(var + eps)
-
-
-def scale_shift(
-    x: Float[Tensor, "*shape"],
-    weight: Float[Tensor, " c"] | None,
-    bias: Float[Tensor, " c"] | None,
-    dims: int,
-) -> Float[Tensor, "*shape"]:
-    """Return ``x * weight + bias`` by channel, in the input's type; None for neither."""
-    if weight is not None:
-        x = x * by_channel(weight.to(x.dtype), dims)
-    if bias is not None:
-        x = x + by_channel(bias.to(x.dtype), dims)
-    return x
 
 
 def normalize_masked(

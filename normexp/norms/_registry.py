@@ -126,6 +126,10 @@ class NormCard:
     plain_at: dict[str, float] = field(default_factory=dict)
     weight: WeightCard | None = None
 
+    def kernel_on(self, device_type: str) -> Kernel:
+        """Return the kernel on "cuda", or on anything else as on the CPU."""
+        return self.kernel_cuda if device_type == "cuda" else self.kernel_cpu
+
 
 NORMS: Registry[NormCard] = Registry("norm", "normexp.norms", NormCard)
 

@@ -23,6 +23,11 @@ def channel_axis(dims: int) -> int:
     return 2 if dims == 1 else 1
 
 
+def count_channels(shape: tuple[int, ...]) -> int:
+    """Return C of an input's shape."""
+    return shape[channel_axis(len(shape) - 2)]
+
+
 def position_axes(dims: int) -> tuple[int, ...]:
     """Return the axes of the positions, of inputs with that many of them."""
     return {0: (), 1: (1,), 2: (2, 3)}[dims]
@@ -31,6 +36,20 @@ def position_axes(dims: int) -> tuple[int, ...]:
 def by_channel(vector: Float[Tensor, " c"], dims: int) -> Float[Tensor, "*reduced"]:
     """Return one number a channel in a shape that broadcasts against inputs."""
     return vector[:, None, None] if dims == 2 else vector
+
+
+def scale_shift(
+    x: Float[Tensor, "*shape"],
+    weight: Float[Tensor, " c"] | None,
+    bias: Float[Tensor, " c"] | None,
+    dims: int,
+) -> Float[Tensor, "*shape"]:
+    """Return ``x * weight + bias`` by channel, in the input's type; None for neither."""
+    if weight is not None:
+        x = x * by_channel(weight.to(x.dtype), dims)
+    if bias is not None:
+        x = x + by_channel(bias.to(x.dtype), dims)
+    return x
 
 
 def masked_mean_var(

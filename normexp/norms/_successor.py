@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normexp.errors import UserError
 from normexp.norms._recognize import OldNorm, record_of, tensors_of
 from normexp.norms._registry import NORMS, NormCard
+from normexp.norms._statistics import channel_axis
 from normexp.norms.factory import NormFactory
 
 _AFFINE = ("weight", "bias")
@@ -129,7 +130,7 @@ def _resolve_layout(norm: OldNorm, shape: tuple[int, ...] | None) -> tuple[int, 
         dims = norm.dims
     else:
         dims = len(shape) - 2
-    norm_axis = 2 if dims == 1 else 1
+    norm_axis = channel_axis(dims)
     axis = {"own": norm_axis, "second": 1, "last": dims + 1}[norm.layout]
     given = getattr(norm.module, "normalized_shape", ())
     if dims < 0 or (len(given) > 1 and (len(given), dims) not in {(2, 1), (3, 2)}):

@@ -14,12 +14,11 @@ from normexp.norms._batch import (
     count_elements,
     evaluate,
     normalize_chunks,
-    scale_shift,
     standardize,
 )
 from normexp.norms._batch_running import RunningNorm, move_running, running_statistics, unbiased
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import upcast, zero_invalid
+from normexp.norms._statistics import scale_shift, upcast, zero_invalid
 
 CARD = NormCard(
     formula="y_c = ((x_c - mean) / sqrt(var + eps) * r_c + d_c) * weight_c + bias_c, "

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import by_channel, upcast
+from normexp.norms._statistics import scale_shift, upcast
 
 CARD = NormCard(
     formula="y_c = erf(alpha * x_c + shift) * weight_c + bias_c, one alpha and shift a layer",
@@ -50,8 +50,7 @@ class DynamicErf(nn.Module):
     def forward(self, x: Float[Tensor, n * rest]) -> Float[Tensor, n * rest]:
         """Return the squashed input, in the input's type."""
         y = torch.erf(self.alpha * upcast(x) + self.shift)
-        if self.weight is not None and self.bias is not None:
-            y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+        y = scale_shift(y, self.weight, self.bias, self.dims)
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -14,6 +14,7 @@ from normexp.norms._statistics import (
     by_channel,
     masked_mean_var,
     position_axes,
+    scale_shift,
     upcast,
     zero_invalid,
 )
@@ -106,7 +107,7 @@ class EvoNormB0(nn.Module):
             batch_std = torch.sqrt(self._choose_batch_var(y, mask, axes) + self.eps)
             bend = by_channel(self.v, self.dims) * y + torch.sqrt(instance_var + self.eps)
             y = y / torch.maximum(by_channel(batch_std, self.dims), bend)
-        y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+        y = scale_shift(y, self.weight, self.bias, self.dims)
         if mask is not None:
             y = zero_invalid(y, mask)
         return y.to(x.dtype)

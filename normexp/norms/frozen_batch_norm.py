@@ -11,12 +11,11 @@ from normexp.norms._batch import (
     batch_moments,
     check_input,
     evaluate,
-    scale_shift,
     standardize,
 )
 from normexp.norms._batch_running import RunningNorm, move_running, running_statistics, unbiased
 from normexp.norms._registry import NORMS, NormCard, StatisticSet, check_dims
-from normexp.norms._statistics import by_channel, upcast, zero_invalid
+from normexp.norms._statistics import by_channel, scale_shift, upcast, zero_invalid
 
 CARD = NormCard(
     formula="y_c = (x_c - running_mean_c) / sqrt(running_var_c + eps) * weight_c + bias_c",

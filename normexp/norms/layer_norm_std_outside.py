@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normexp.errors import UserError
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import by_channel, channel_axis, upcast
+from normexp.norms._statistics import channel_axis, scale_shift, upcast
 
 CARD = NormCard(
     formula="y_c = (x_c - mean) / (std + eps) * weight_c + bias_c over C at each position, std "
@@ -65,8 +65,7 @@ class LayerNormStdOutside(nn.Module):
         # hand on infinity times zero. That is exact: what it is multiplied by is zero there.
         std, mean = torch.std_mean(wide, channel_axis(self.dims), correction=1, keepdim=True)
         y = (wide - mean) / (std + self.eps)
-        if self.weight is not None and self.bias is not None:
-            y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+        y = scale_shift(y, self.weight, self.bias, self.dims)
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:

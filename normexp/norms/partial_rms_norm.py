@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normexp.errors import UserError
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import by_channel, channel_axis, upcast
+from normexp.norms._statistics import channel_axis, scale_shift, upcast
 
 CARD = NormCard(
     formula="y_c = x_c / sqrt(mean(x^2) + eps) * weight_c, the mean over the first "
@@ -68,8 +68,7 @@ class PartialRmsNorm(nn.Module):
         wide = upcast(x)
         mean_square = wide.narrow(axis, 0, self.part_size).square().mean(axis, keepdim=True)
         y = wide * torch.rsqrt(mean_square + self.eps)
-        if self.weight is not None:
-            y = y * by_channel(self.weight, self.dims)
+        y = scale_shift(y, self.weight, None, self.dims)
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normexp.errors import UserError
 from normexp.norms._batch import check_input
 from normexp.norms._registry import NORMS, NormCard, StatisticSet, check_dims
-from normexp.norms._statistics import upcast, zero_invalid
+from normexp.norms._statistics import scale_shift, upcast, zero_invalid
 
 CARD = NormCard(
     formula="y_c = u_c / sqrt(mean(u_c^2) + eps) * weight_c + bias_c, "
@@ -97,8 +97,7 @@ class PowerNorm(nn.Module):
             mean_square = groups.square().mean(-1, keepdim=True)
             u = (groups / (mean_square + self.eps).sqrt()).flatten(-2)
         y = self._train(u, mask) if self.training else u / (self.running_phi + self.eps).sqrt()
-        if self.weight is not None and self.bias is not None:
-            y = y * self.weight + self.bias
+        y = scale_shift(y, self.weight, self.bias, 1)
         if mask is not None:
             y = zero_invalid(y, mask)
         return y.reshape(x.shape).to(x.dtype)

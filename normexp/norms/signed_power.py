@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from normexp.errors import UserError
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import by_channel, upcast
+from normexp.norms._statistics import scale_shift, upcast
 
 CARD = NormCard(
     formula="y_c = sign(x_c) * (|x_c| + eps)^alpha * weight_c + bias_c, one alpha a layer",
@@ -61,8 +61,7 @@ class SignedPower(nn.Module):
         """Return the signed power of the input, in the input's type."""
         x32 = upcast(x)
         y = x32.sign() * (x32.abs() + self.eps).pow(self.log_alpha.exp())
-        if self.weight is not None and self.bias is not None:
-            y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+        y = scale_shift(y, self.weight, self.bias, self.dims)
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:

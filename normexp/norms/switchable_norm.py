@@ -16,6 +16,7 @@ from normexp.norms._statistics import (
     channel_axis,
     masked_mean_var,
     position_axes,
+    scale_shift,
     upcast,
     zero_invalid,
 )
@@ -91,8 +92,7 @@ class SwitchableNorm(nn.Module):
             v = zero_invalid(v, mask)
         mean, var = self._mix(v, mask)
         y = (v - mean) / (var + self.eps).sqrt()
-        if self.weight is not None and self.bias is not None:
-            y = y * by_channel(self.weight, self.dims) + by_channel(self.bias, self.dims)
+        y = scale_shift(y, self.weight, self.bias, self.dims)
         if mask is not None:
             y = zero_invalid(y, mask)
         return y.to(x.dtype)

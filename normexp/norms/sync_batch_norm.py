@@ -15,12 +15,11 @@ from normexp.norms._batch import (
     count_elements,
     evaluate,
     normalize_masked,
-    scale_shift,
     standardize,
 )
 from normexp.norms._batch_running import move_running, unbiased
 from normexp.norms._registry import NORMS, NormCard, check_dims
-from normexp.norms._statistics import by_channel, channel_axis, upcast, zero_invalid
+from normexp.norms._statistics import by_channel, channel_axis, scale_shift, upcast, zero_invalid
 
 CARD = NormCard(
     formula="y_c = (x_c - mean) / sqrt(var + eps) * weight_c + bias_c",

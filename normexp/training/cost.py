@@ -271,7 +271,7 @@ def _describe_kernels(model: nn.Module, device: torch.device) -> str:
     """
     records = (getattr(module, "norm_record", None) for module in model.modules())
     cards = [NORMS.get(record.name).card for record in records if isinstance(record, NormRecord)]
-    kinds = {card.kernel_cuda if device.type == "cuda" else card.kernel_cpu for card in cards}
+    kinds = {card.kernel_on(device.type) for card in cards}
     return ", ".join(sorted(kinds - {"none"}, reverse=True)) or "none"
 
 

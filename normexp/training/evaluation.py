@@ -12,7 +12,7 @@ from normexp.config.schema import CellConfig, EvaluationConfig
 from normexp.data import Dataset
 from normexp.errors import UserError
 from normexp.measure import batch_statistics, find_tracked_layers, reestimated_statistics
-from normexp.norms import NormLayer, describe_norm_layers
+from normexp.norms import NormLayer, count_channels, describe_norm_layers
 
 
 def evaluation_statistics(
@@ -124,4 +124,4 @@ def _tracked(evaluation: EvaluationConfig, model: nn.Module) -> set[str]:
 def _elements(layer: NormLayer) -> int:
     """Return the values a channel that a layer's input holds."""
     shape = layer.input_shape
-    return math.prod(shape) // (shape[2] if len(shape) == 3 else shape[1])
+    return math.prod(shape) // count_channels(shape)
