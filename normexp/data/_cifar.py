@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from normexp.data._dataset import RawImages
+from normexp.data._images import RawImages
 from normexp.data._download import RemoteFile, fetch_file
 from normexp.data._files import (
     check_checksum,

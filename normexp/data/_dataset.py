@@ -1,40 +1,38 @@
-"""From raw images to standardised, disjoint splits: the same way for every data set.
+"""What a data set is to the rest of the package: three disjoint splits of tensors in memory.
 
-Shapes: N samples, C channels, H and W pixels.
+Shapes: N samples, C channels, H and W pixels, L positions of a text.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from normexp.data._sizes import check_sizes
-from normexp.errors import UserError
-from normexp.random import random_stream
-
-# Images handled at once: bounds the float64 and resizing temporaries to some tens of MB.
-CHUNK_SIZE = 2048
+# Token id that stands behind the end of a shorter text: a position that is not valid.
+PAD_ID = 0
+# Target of a position at which nothing is to be predicted; torch's cross entropy knows it.
+IGNORED_TARGET = -100
 
 
-@dataclass(frozen=True, eq=False)
-class RawImages:
-    """Images as stored, ``[N, C, H, W]`` uint8, and their labels, ``[N]`` int64."""
+@dataclass(frozen=True)
+class TokenTask:
+    """What texts ask of a model.
 
-    images: NDArray[np.uint8]
-    targets: NDArray[np.int64]
+    Attributes:
+        vocabulary_size: Number of token ids, the special ones included; every id is below it.
+        is_language_modeling: Whether the next token is to be predicted at every position, from
+            those up to it alone; else one label a text.
+        has_padding: Whether texts are shorter than ``L`` and end in ``PAD_ID``.
+    """
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def take(self, indices: NDArray[np.int64]) -> RawImages:
-        """Return the samples at ``indices``, in that order."""
-        return RawImages(self.images[indices], self.targets[indices])
+    vocabulary_size: int
+    is_language_modeling: bool
+    has_padding: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +40,10 @@ class Split:
     """Samples of one purpose.
 
     Attributes:
-        inputs: float32 ``[N, C, H, W]``, standardised by the training split's statistics.
-        targets: int64 ``[N]``.
+        inputs: Images, float32 ``[N, C, H, W]``, standardised by the training split's statistics;
+            or texts, token ids int64 ``[N, L]`` with ``PAD_ID`` behind the end.
+        targets: Labels, int64 ``[N]``; or next tokens, int64 ``[N, L]``, with ``IGNORED_TARGET``
+            where nothing is to be predicted.
     """
 
     inputs: Tensor
@@ -56,6 +56,20 @@ class Split:
         """Return the split with its tensors on ``device``."""
         return Split(self.inputs.to(device), self.targets.to(device))
 
+    @cached_property
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Valid positions of each text, ``[N]``, on the host; None for images."""
+        if self.inputs.is_floating_point():
+            return None
+        return (self.inputs != PAD_ID).sum(1).cpu().numpy()
+
+    @cached_property
+    def num_targets(self) -> NDArray[np.int64] | None:
+        """Predictions that each sample asks for, ``[N]``, on the host; None if it is one each."""
+        if self.targets.ndim == 1:
+            return None
+        return (self.targets != IGNORED_TARGET).sum(1).cpu().numpy()
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -63,13 +77,18 @@ class Dataset:
 
     Attributes:
         name: The registered name.
-        train: What is trained on; input statistics come from here alone.
+        train: What is trained on; input statistics and vocabulary come from here alone.
         val: What selects.
         test: What is evaluated once, at the end.
-        num_classes: Number of labels.
-        mean: Per-channel mean of the training pixels, with pixels scaled to [0, 1].
-        std: Per-channel standard deviation of them (over all pixels, divided by their number).
-        fingerprint: SHA-256 over the raw pixels and targets of the splits, in their order.
+        num_classes: Number of labels, or of token ids where the next token is the label.
+        fingerprint: SHA-256 over the raw samples of the splits, in their order.
+        mean: Of images: per-channel mean of the training pixels, scaled to [0, 1]; else empty.
+        std: Of images: their standard deviation (divided by their number); else empty.
+        tokens: Of texts: what they ask of a model; else None.
+        token_bytes: Of a language model's data: bytes that each token id stands for, float64
+            ``[num_classes]``, 0 where that is not known; else None.
+        is_trimmed: Whether a batch of texts is cut to its longest text. Else it keeps the padding
+            that all texts have.
     """
 
     name: str
@@ -77,13 +96,16 @@ class Dataset:
     val: Split
     test: Split
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     fingerprint: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    tokens: TokenTask | None = None
+    token_bytes: Tensor | None = None
+    is_trimmed: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Channels, height and width of one input."""
+        """Shape of one input: channels, height and width, or the positions of a text."""
         return tuple(self.train.inputs.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
@@ -94,136 +116,3 @@ class Dataset:
             val=self.val.to(device),
             test=self.test.to(device),
         )
-
-
-def assemble_dataset(
-    name: str,
-    train_val: RawImages,
-    test: RawImages,
-    *,
-    num_classes: int,
-    max_value: int,
-    split_seed: int,
-    num_val: int,
-    num_train: int | None,
-    image_size: int | None,
-) -> Dataset:
-    """Split, resize and standardise raw images.
-
-    The permutation of ``split_seed`` puts validation first and training after it, so a smaller
-    ``num_train`` keeps the validation samples and a prefix of the training samples.
-
-    Args:
-        name: The registered name; part of the permutation's stream.
-        train_val: Samples that training and validation share.
-        test: The test samples, left as they are.
-        num_classes: Number of labels.
-        max_value: The raw value that means 1.0.
-        split_seed: Seed of the permutation.
-        num_val: Size of the validation split.
-        num_train: Size of the training split; None takes all that is left.
-        image_size: New height and width; None keeps the stored ones.
-
-    Raises:
-        UserError: If a size is below 1 or more than there is, or a label is none of the classes.
-    """
-    _check_labels(name, np.concatenate([train_val.targets, test.targets]), num_classes)
-    num_train = check_sizes(
-        num_available=len(train_val), num_val=num_val, num_train=num_train, image_size=image_size
-    )
-    order = random_stream(split_seed, "validation_split", name).permutation(len(train_val))
-    raw = {
-        "train": train_val.take(order[num_val : num_val + num_train]),
-        "val": train_val.take(order[:num_val]),
-        "test": test,
-    }
-    mean, std = _compute_statistics(raw["train"].images, max_value, image_size)
-    splits = {
-        split: Split(
-            _standardise(samples.images, max_value, image_size, mean, std),
-            torch.from_numpy(samples.targets.astype(np.int64)),
-        )
-        for split, samples in raw.items()
-    }
-    return Dataset(
-        name=name,
-        num_classes=num_classes,
-        mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
-        fingerprint=_compute_fingerprint(raw, splits["train"].inputs.shape[2:]),
-        **splits,
-    )
-
-
-def _check_labels(name: str, targets: NDArray[np.int64], num_classes: int) -> None:
-    """Raise unless every label is one of the classes; files may be a user's own."""
-    wrong = targets[(targets < 0) | (targets >= num_classes)]
-    if len(wrong):
-        raise UserError(
-            "data", name, f"labels from 0 to {num_classes - 1} are needed, found {wrong[0]}"
-        )
-
-
-def _resize(images: NDArray[np.uint8], image_size: int | None) -> NDArray[np.float64]:
-    """Return one chunk as float64, resized by antialiased bilinear interpolation."""
-    values = images.astype(np.float64)
-    if image_size is None or images.shape[2:] == (image_size, image_size):
-        return values
-    resized = functional.interpolate(
-        torch.from_numpy(values), size=(image_size, image_size), mode="bilinear", antialias=True
-    )
-    return resized.numpy()
-
-
-def _compute_statistics(
-    images: NDArray[np.uint8], max_value: int, image_size: int | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation per channel, in units of ``max_value``.
-
-    The sums run in NumPy over raw values: whole numbers add exactly in float64, so that
-    without resizing neither threads nor chunks can change a digit.
-    """
-    total = np.zeros(images.shape[1])
-    total_of_squares = np.zeros(images.shape[1])
-    num_pixels = 0
-    for start in range(0, len(images), CHUNK_SIZE):
-        values = _resize(images[start : start + CHUNK_SIZE], image_size)
-        total += values.sum(axis=(0, 2, 3))
-        total_of_squares += np.square(values).sum(axis=(0, 2, 3))
-        num_pixels += values.size // values.shape[1]
-    mean = total / num_pixels
-    variance = np.maximum(total_of_squares / num_pixels - np.square(mean), 0.0)
-    # A channel without contrast carries nothing to scale.
-    std = np.where(variance > 0.0, np.sqrt(variance), float(max_value))
-    return mean / max_value, std / max_value
-
-
-def _standardise(
-    images: NDArray[np.uint8],
-    max_value: int,
-    image_size: int | None,
-    mean: NDArray[np.float64],
-    std: NDArray[np.float64],
-) -> Tensor:
-    """Return ``(pixel / max_value - mean) / std`` as float32, one chunk at a time."""
-    size = images.shape[2:] if image_size is None else (image_size, image_size)
-    out = np.empty((len(images), images.shape[1], *size), dtype=np.float32)
-    scale = (1.0 / (std * max_value))[:, None, None]
-    shift = (mean / std)[:, None, None]
-    for start in range(0, len(images), CHUNK_SIZE):
-        chunk = _resize(images[start : start + CHUNK_SIZE], image_size)
-        out[start : start + CHUNK_SIZE] = chunk * scale - shift
-    return torch.from_numpy(out)
-
-
-def _compute_fingerprint(raw: dict[str, RawImages], shown_size: torch.Size) -> str:
-    """Return a hash over pixels, labels, their order, and the size they are shown at.
-
-    Pixels are hashed before resizing: those bytes are the same on every machine.
-    """
-    digest = hashlib.sha256(f"shown_size={tuple(shown_size)}".encode())
-    for split, samples in raw.items():
-        digest.update(f";{split}:{samples.images.shape}".encode())
-        digest.update(np.ascontiguousarray(samples.images).data)
-        digest.update(np.ascontiguousarray(samples.targets.astype("<i8")).data)
-    return digest.hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normexp.data._dataset import Dataset
+from normexp.data._dataset import Dataset, TokenTask
 from normexp.data._files import absolute, data_home
 from normexp.data._registry import DATASETS, DatasetCard
 from normexp.data._sizes import check_num_test, check_sizes
@@ -18,21 +18,23 @@ from normexp.registry import Entry
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What a data set declares for given parameters, known without opening a file.
+    """What is known of a data set for given parameters before it is used.
 
     Attributes:
-        input_shape: Channels, height and width of one input.
-        num_classes: Number of labels.
+        input_shape: Channels, height and width of an image, or the positions of a text.
+        num_classes: Number of labels, or of token ids where the next token is the label.
         num_train: Samples of the training split.
         num_val: Samples of the validation split.
         num_test: Samples of the test split.
+        tokens: Of texts: what they ask of a model.
     """
 
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     num_train: int
     num_val: int
     num_test: int
+    tokens: TokenTask | None = None
 
 
 def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
@@ -55,7 +57,9 @@ def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
 
 
 def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
-    """Return shapes and split sizes as declared, without opening a file.
+    """Return shapes and split sizes: of images as declared, without opening a file.
+
+    How long texts are and how many symbols they have only they can tell: they are loaded.
 
     Args:
         name: A registered name.
@@ -67,6 +71,18 @@ def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
     entry = _checked_entry(name, params)
     resolved = _resolve(entry, params)
     card = entry.card
+    if card.is_text:
+        data = load_dataset(name, params)
+        return DatasetFacts(
+            input_shape=data.input_shape,
+            num_classes=data.num_classes,
+            num_train=len(data.train),
+            num_val=len(data.val),
+            num_test=len(data.test),
+            tokens=data.tokens,
+        )
+    assert card.image_shape is not None
+    assert card.num_classes is not None
     num_test = resolved.get("num_test", card.num_test)
     num_samples = card.num_train_val + card.num_test
     if "num_test" in resolved:

@@ -15,10 +15,11 @@ class DatasetCard:
     Attributes:
         description: One line for ``normexp list data``.
         source: Where the data come from.
-        num_classes: Number of labels.
-        image_shape: Channels, height and width as stored, before ``image_size``.
-        num_train_val: Samples that training and validation share.
-        num_test: Samples of the test split.
+        num_classes: Number of labels; None where the data tell.
+        image_shape: Of images: channels, height and width as stored, before ``image_size``.
+        num_train_val: Of images: samples that training and validation share.
+        num_test: Of images: samples of the test split.
+        is_text: Whether samples are texts; what is not declared here the data tell.
         needs_download: Whether files outside the installed packages are needed.
         check_files: Called with the builder's parameters; raises UserError when files are
             missing or damaged, and fetches what may be fetched. None where no file is read.
@@ -26,10 +27,11 @@ class DatasetCard:
 
     description: str
     source: str
-    num_classes: int
-    image_shape: tuple[int, int, int]
-    num_train_val: int
-    num_test: int
+    num_classes: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+    num_train_val: int = 0
+    num_test: int = 0
+    is_text: bool = False
     needs_download: bool = False
     check_files: Callable[..., None] | None = None
 

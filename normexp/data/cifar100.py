@@ -6,7 +6,8 @@ Source: Krizhevsky (2009), "Learning Multiple Layers of Features from Tiny Image
 from __future__ import annotations
 
 from normexp.data._cifar import check_cifar, describe_cifar100, read_cifar
-from normexp.data._dataset import Dataset, assemble_dataset
+from normexp.data._dataset import Dataset
+from normexp.data._images import assemble_dataset
 from normexp.data._registry import DATASETS, DatasetCard
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from normexp.data._dataset import Dataset, RawImages, assemble_dataset
+from normexp.data._dataset import Dataset
+from normexp.data._images import RawImages, assemble_dataset
 from normexp.data._registry import DATASETS, DatasetCard
 from normexp.data._sizes import check_num_test
 from normexp.random import random_stream

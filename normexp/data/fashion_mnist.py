@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from normexp.data._dataset import Dataset, RawImages, assemble_dataset
+from normexp.data._dataset import Dataset
+from normexp.data._images import RawImages, assemble_dataset
 from normexp.data._download import RemoteFile, fetch_file
 from normexp.data._files import (
     check_checksum,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from normexp.data._dataset import RawImages
+from normexp.data._images import RawImages
 
 
 def make_raw(num_samples: int, shape: tuple[int, int, int], num_classes: int) -> RawImages:

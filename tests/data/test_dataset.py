@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normexp.data import Dataset
-from normexp.data import _dataset as module
-from normexp.data._dataset import RawImages, assemble_dataset
+from normexp.data import _images as module
+from normexp.data._images import RawImages, assemble_dataset
 from normexp.errors import UserError
 
 

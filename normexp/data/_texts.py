@@ -1,0 +1,196 @@
+"""From documents to token ids in disjoint splits: the same way for every data set of texts.
+
+Shapes: N samples, L positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TokenTask
+from normexp.data._vocabulary import END_ID, TokenizerName, Vocabulary, build_vocabulary
+from normexp.errors import UserError
+
+PaddingName = Literal["batch", "longest"]
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with one label each, from 0."""
+
+    texts: Sequence[str]
+    labels: Sequence[int]
+
+
+def assemble_language_model(
+    name: str,
+    documents: Mapping[str, Sequence[str]],
+    *,
+    tokenizer: TokenizerName,
+    max_vocabulary: int | None,
+    context_length: int,
+    num_train: int | None = None,
+) -> Dataset:
+    """Cut documents into blocks of tokens; at each one the next token is to be predicted.
+
+    The documents of a split stand one behind the other, an end behind each. Blocks do not
+    overlap, but for the last: it starts early enough to be full, and what it shares with the one
+    before is not predicted twice. So every token of a split counts once and none is padding.
+
+    Args:
+        name: The registered name.
+        documents: Texts of train, val and test, in their order.
+        tokenizer: How a text is cut.
+        max_vocabulary: Most token ids; None for no limit.
+        context_length: Positions L of a block.
+        num_train: Blocks of the training split, the first ones; None for all.
+
+    Raises:
+        UserError: If a size is impossible, or a split has fewer tokens than a block.
+    """
+    if context_length < 2:
+        raise UserError("data.params.context_length", context_length, "2 or more is needed")
+    vocabulary = build_vocabulary(documents["train"], tokenizer, max_vocabulary)
+    splits = {}
+    for split in SPLITS:
+        stream = _join(vocabulary, documents[split])
+        if len(stream) <= context_length:
+            has = f"the {split} split of {name} has {len(stream)} tokens"
+            expected = f"{has}, and a block needs one more than its length"
+            raise UserError("data.params.context_length", context_length, expected)
+        splits[split] = _cut_blocks(stream, context_length)
+    if num_train is not None:
+        splits["train"] = _first(splits["train"], num_train)
+    return Dataset(
+        name=name,
+        num_classes=len(vocabulary),
+        fingerprint=_compute_fingerprint(splits, vocabulary),
+        tokens=TokenTask(len(vocabulary), is_language_modeling=True, has_padding=False),
+        token_bytes=torch.from_numpy(vocabulary.token_bytes()),
+        **splits,
+    )
+
+
+def assemble_texts(
+    name: str,
+    splits: Mapping[str, LabelledTexts],
+    *,
+    num_classes: int,
+    tokenizer: TokenizerName,
+    max_vocabulary: int | None,
+    max_length: int,
+    padding: PaddingName,
+    padding_share: float,
+    num_train: int | None = None,
+) -> Dataset:
+    """Turn labelled texts into padded token ids.
+
+    A text is cut after ``max_length`` tokens; an empty one has no valid position.
+
+    Args:
+        name: The registered name.
+        splits: Texts of train, val and test, in their order.
+        num_classes: Number of labels.
+        tokenizer: How a text is cut.
+        max_vocabulary: Most token ids; None for no limit.
+        max_length: Most tokens of a text.
+        padding: ``batch``: a batch is as long as its longest text. ``longest``: every batch is
+            as long as the longest text of all.
+        padding_share: Share of positions that even the longest text leaves to padding; needs
+            ``longest``.
+        num_train: Texts of the training split, the first ones; None for all.
+
+    Raises:
+        UserError: If a size is impossible.
+    """
+    if max_length < 1:
+        raise UserError("data.params.max_length", max_length, "1 or more is needed")
+    if not 0.0 <= padding_share < 1.0:
+        raise UserError("data.params.padding_share", padding_share, "a share in [0, 1) is needed")
+    if padding_share and padding != "longest":
+        expected = "padding=longest is needed: the share is of a length that all batches have"
+        raise UserError("data.params.padding_share", padding_share, expected)
+    vocabulary = build_vocabulary(splits["train"].texts, tokenizer, max_vocabulary)
+    ids = {
+        split: [vocabulary.encode(text)[:max_length] for text in splits[split].texts]
+        for split in SPLITS
+    }
+    longest = max((len(row) for rows in ids.values() for row in rows), default=0)
+    # One position at least, so that a data set of empty texts has a shape.
+    width = math.ceil(max(longest, 1) / (1.0 - padding_share))
+    made = {
+        split: Split(_pad(ids[split], width), _labels(splits[split].labels)) for split in SPLITS
+    }
+    if num_train is not None:
+        made["train"] = _first(made["train"], num_train)
+    has_padding = any(len(row) < width for rows in ids.values() for row in rows)
+    return Dataset(
+        name=name,
+        num_classes=num_classes,
+        fingerprint=_compute_fingerprint(made, vocabulary),
+        tokens=TokenTask(len(vocabulary), is_language_modeling=False, has_padding=has_padding),
+        is_trimmed=padding == "batch",
+        **made,
+    )
+
+
+def _join(vocabulary: Vocabulary, documents: Sequence[str]) -> NDArray[np.int64]:
+    """Return the tokens of documents as one stream: an end before the first and behind each."""
+    end = np.array([END_ID], dtype=np.int64)
+    parts = [end]
+    for document in documents:
+        parts += [vocabulary.encode(document), end]
+    return np.concatenate(parts)
+
+
+def _cut_blocks(stream: NDArray[np.int64], length: int) -> Split:
+    """Return blocks of a stream with the token that follows each of their tokens."""
+    num_predicted = len(stream) - 1
+    starts = np.arange(0, num_predicted, length)
+    num_again = max(0, int(starts[-1]) + length - num_predicted)
+    starts[-1] -= num_again
+    index = starts[:, None] + np.arange(length)
+    targets = stream[index + 1]
+    targets[-1, :num_again] = IGNORED_TARGET
+    return Split(torch.from_numpy(stream[index]), torch.from_numpy(targets))
+
+
+def _pad(rows: Sequence[NDArray[np.int64]], width: int) -> torch.Tensor:
+    """Return rows of ids as one array, ``PAD_ID`` behind the shorter ones."""
+    out = np.full((len(rows), width), PAD_ID, dtype=np.int64)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
+    return torch.from_numpy(out)
+
+
+def _labels(labels: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(labels, dtype=np.int64))
+
+
+def _first(split: Split, num_train: int) -> Split:
+    """Return the first samples of the training split."""
+    if not 1 <= num_train <= len(split):
+        expected = f"a whole number from 1 to {len(split)} is needed, or null for all"
+        raise UserError("data.params.num_train", num_train, expected)
+    return Split(split.inputs[:num_train], split.targets[:num_train])
+
+
+def _compute_fingerprint(splits: Mapping[str, Split], vocabulary: Vocabulary) -> str:
+    """Return a hash over token ids, targets, their order, and what the ids stand for."""
+    digest = hashlib.sha256(vocabulary.tokenizer.encode())
+    digest.update("\0".join(vocabulary.symbols).encode("utf-8", "surrogatepass"))
+    for split in SPLITS:
+        inputs, targets = splits[split].inputs.numpy(), splits[split].targets.numpy()
+        digest.update(f";{split}:{inputs.shape}".encode())
+        digest.update(np.ascontiguousarray(inputs.astype("<i8")).data)
+        digest.update(np.ascontiguousarray(targets.astype("<i8")).data)
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""From texts to token ids: bytes, characters or words, with a vocabulary of the training split."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normexp.data._dataset import PAD_ID
+from normexp.errors import UserError
+
+TokenizerName = Literal["bytes", "characters", "words"]
+
+# PAD_ID is 0. The end stands behind every document and is what its first token follows.
+END_ID = 1
+UNKNOWN_ID = 2
+NUM_SPECIAL = 3
+assert PAD_ID not in (END_ID, UNKNOWN_ID)
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def _split_characters(text: str) -> Sequence[str]:
+    return text
+
+
+def _split_words(text: str) -> Sequence[str]:
+    return _WORD.findall(text)
+
+
+_SPLIT: dict[str, Callable[[str], Sequence[str]]] = {
+    "characters": _split_characters,
+    "words": _split_words,
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Token ids of a tokenizer.
+
+    Attributes:
+        tokenizer: ``bytes``: those of UTF-8, all 256. ``characters``: Unicode code points.
+            ``words``: runs of letters, digits and underscores, and single other signs; white
+            space is not kept.
+        symbols: What the ids from ``NUM_SPECIAL`` on stand for, in their order.
+    """
+
+    tokenizer: TokenizerName
+    symbols: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return the number of token ids, the special ones included."""
+        return NUM_SPECIAL + len(self.symbols)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: NUM_SPECIAL + index for index, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of a text, without an end; ``UNKNOWN_ID`` for what has none."""
+        if self.tokenizer == "bytes":
+            raw = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+            return raw.astype(np.int64) + NUM_SPECIAL
+        ids, parts = self._ids, _SPLIT[self.tokenizer](text)
+        return np.fromiter((ids.get(part, UNKNOWN_ID) for part in parts), np.int64, len(parts))
+
+    def token_bytes(self) -> NDArray[np.float64]:
+        """Return the bytes of UTF-8 that each token id stands for.
+
+        The end counts as one byte, as if documents were written with a separator. A word counts
+        one more than its own, for the space that follows. What is unknown counts 0.
+        """
+        if self.tokenizer == "bytes":
+            sizes = [1.0] * len(self.symbols)
+        else:
+            space = 1.0 if self.tokenizer == "words" else 0.0
+            sizes = [len(symbol.encode("utf-8")) + space for symbol in self.symbols]
+        return np.array([0.0, 1.0, 0.0, *sizes])
+
+
+def build_vocabulary(
+    texts: Iterable[str], tokenizer: TokenizerName, max_vocabulary: int | None
+) -> Vocabulary:
+    """Return the vocabulary of texts: the most frequent symbols, the first in order if equal.
+
+    Args:
+        texts: The training split's.
+        tokenizer: How a text is cut.
+        max_vocabulary: Most token ids, the special ones included; None for no limit. Bytes need
+            all of theirs.
+
+    Raises:
+        UserError: If the limit leaves no room, or is set for bytes.
+    """
+    if tokenizer == "bytes":
+        if max_vocabulary is not None:
+            expected = "null is needed: the tokenizer bytes has all 256"
+            raise UserError("data.params.max_vocabulary", max_vocabulary, expected)
+        return Vocabulary(tokenizer, tuple(map(chr, range(256))))
+    if max_vocabulary is not None and max_vocabulary <= NUM_SPECIAL:
+        expected = f"more than {NUM_SPECIAL} are needed, padding, end and unknown among them"
+        raise UserError("data.params.max_vocabulary", max_vocabulary, expected)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_SPLIT[tokenizer](text))
+    order = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    limit = None if max_vocabulary is None else max_vocabulary - NUM_SPECIAL
+    return Vocabulary(tokenizer, tuple(order[:limit]))
