@@ -53,6 +53,9 @@ class RolesConfig:
     block: RoleNormConfig = field(default_factory=RoleNormConfig)
     downsample: RoleNormConfig = field(default_factory=RoleNormConfig)
     final: RoleNormConfig = field(default_factory=RoleNormConfig)
+    attention: RoleNormConfig = field(default_factory=RoleNormConfig)
+    mlp: RoleNormConfig = field(default_factory=RoleNormConfig)
+    qk: RoleNormConfig = field(default_factory=RoleNormConfig)
 
     def chosen(self) -> dict[str, dict[str, Any]]:
         """Return the roles that have a norm of their own."""
@@ -200,6 +203,7 @@ class CellConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     norm: NormConfig = field(default_factory=NormConfig)
     placement: Optional[PlacementConfig] = field(default_factory=PlacementConfig)
+    allow_leak: bool = False
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     lr_scaling: LrScalingConfig = field(default_factory=LrScalingConfig)

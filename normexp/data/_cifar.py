@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from normexp.data._images import RawImages
 from normexp.data._download import RemoteFile, fetch_file
 from normexp.data._files import (
     check_checksum,
@@ -31,6 +30,7 @@ from normexp.data._files import (
     resolve_root,
     truncated_error,
 )
+from normexp.data._images import RawImages
 from normexp.errors import UserError
 
 

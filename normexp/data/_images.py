@@ -93,7 +93,9 @@ def assemble_dataset(
         mean=tuple(mean.tolist()),
         std=tuple(std.tolist()),
         fingerprint=_compute_fingerprint(raw, splits["train"].inputs.shape[2:]),
-        **splits,
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
     )
 
 

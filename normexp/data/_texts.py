@@ -76,7 +76,9 @@ def assemble_language_model(
         fingerprint=_compute_fingerprint(splits, vocabulary),
         tokens=TokenTask(len(vocabulary), is_language_modeling=True, has_padding=False),
         token_bytes=torch.from_numpy(vocabulary.token_bytes()),
-        **splits,
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
     )
 
 
@@ -139,7 +141,9 @@ def assemble_texts(
         fingerprint=_compute_fingerprint(made, vocabulary),
         tokens=TokenTask(len(vocabulary), is_language_modeling=False, has_padding=has_padding),
         is_trimmed=padding == "batch",
-        **made,
+        train=made["train"],
+        val=made["val"],
+        test=made["test"],
     )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from normexp.data._dataset import Dataset
-from normexp.data._images import RawImages, assemble_dataset
 from normexp.data._download import RemoteFile, fetch_file
 from normexp.data._files import (
     check_checksum,
@@ -26,6 +25,7 @@ from normexp.data._files import (
     reading,
     resolve_root,
 )
+from normexp.data._images import RawImages, assemble_dataset
 from normexp.data._registry import DATASETS, DatasetCard
 
 # SHA-256 of the unpacked content: the same for the original .gz files, for Debian's (whose gzip

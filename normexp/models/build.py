@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from normexp.data import TokenTask
 from normexp.errors import UserError, choices_hint
-from normexp.models._registry import MODELS, ModelCard
+from normexp.models._registry import MODELS, RESERVED, ModelCard
 from normexp.models.placements import PLACEMENTS
 from normexp.norms import NORMS, NormCard, NormFactory, NormRecord
-
-_RESERVED = frozenset({"norm", "placement"})
 
 
 def build_model(
@@ -24,6 +23,7 @@ def build_model(
     num_classes: int,
     norm: NormFactory,
     placement: str | None,
+    tokens: TokenTask | None = None,
 ) -> nn.Module:
     """Build a model with its norms; ``initialize`` then sets its weights.
 
@@ -33,24 +33,32 @@ def build_model(
     Args:
         name: The model.
         params: Its options; what is missing takes the builder's default.
-        input_shape: Shape of one sample, such as ``(C, H, W)``.
-        num_classes: Number of classes.
+        input_shape: Shape of one sample, such as ``(C, H, W)``, or ``(L,)`` of a text.
+        num_classes: Number of classes, or of token ids where the next token is predicted.
         norm: What builds the norm layers.
         placement: Where they stand in a residual block; None for a model without one.
+        tokens: What texts ask of the model; None if samples are no texts.
 
     Returns:
-        A module from a batch of samples to logits ``[N, num_classes]``.
+        A module from a batch of samples to logits ``[N, num_classes]``, or
+        ``[N, L, num_classes]`` where the next token is predicted.
 
     Raises:
         UserError: On an unknown model or option, a placement or norm that the model does not
             admit, or a role for which the model has no layer.
     """
     entry = MODELS.get(name, key="model")
-    entry.check_params(params, key="model.params", reserved=_RESERVED)
+    entry.check_params(params, key="model.params", reserved=RESERVED)
+    if entry.card.takes_tokens != (tokens is not None):
+        takes, has = "images or features", "texts"
+        if entry.card.takes_tokens:
+            takes, has = "texts, such as data=python_docs", "none"
+        raise UserError("model", name, f"takes {takes}, and the data have {has}")
     _check_placement(name, entry.card, placement, norm)
     with torch.random.fork_rng(devices=[]):
+        given = {} if tokens is None else {"tokens": tokens}
         model: nn.Module = entry.build(
-            input_shape, num_classes, norm=norm, placement=placement, **params
+            input_shape, num_classes, norm=norm, placement=placement, **given, **params
         )
     _check_roles(name, model, norm)
     return model
@@ -68,10 +76,16 @@ def _check_placement(name: str, card: ModelCard, placement: str | None, norm: No
         shown = "null" if placement is None else placement
         raise UserError("placement", shown, choices_hint(shown, card.placements))
     chosen = PLACEMENTS.get(placement or "")
-    if chosen is None or chosen.has_norm_layers:
+    if chosen is None:
         return
     # A norm of weights would undo the size that the placement gives to each weight.
     admits_weights = not chosen.sets_weight_scale
+    if chosen.has_norm_layers:
+        weight_norms = sorted(n for n in norm.norm_names() if NORMS.get(n).card.weight is not None)
+        if weight_norms and not admits_weights:
+            expected = "sets the initial size of its weights, which a norm of weights takes away: "
+            raise UserError("placement", placement, expected + f"no {', '.join(weight_norms)}")
+        return
     others = [
         name
         for name in sorted(norm.norm_names() - {"no_norm"})

@@ -25,7 +25,7 @@ CARD = ModelCard(
     description="Residual network of 6n+2 layers for small images: a 3x3 stem, num_stages stages "
     "of n basic blocks (half the side, twice the channels a stage), mean, classifier",
     source="He et al., CVPR 2016, section 4.2 (res_post); He et al., ECCV 2016 (pre)",
-    placements=tuple(PLACEMENTS),
+    placements=tuple(name for name, placement in PLACEMENTS.items() if placement.images),
 )
 
 DEFAULT_LAYER_SCALE_INIT = 0.1

@@ -21,10 +21,11 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Set every weight and bias outside of the norms, each from its own name and shape alone.
 
     Weights are He normal in fan-in form: zero mean and standard deviation sqrt(2 / fan_in), with
-    fan_in the number of products in one output (input channels x kernel area), for
-    convolutions and linear layers, the classifier included; a layer with an ``initial_scale`` has
-    that multiplied in. Biases are zero. Parameters of norms keep what they were built with: gain 1
-    (0 where the model asks for it), shift 0; so do the learned factors of skips.
+    fan_in the number of products in one output (input channels x kernel area), for convolutions
+    and linear layers, the classifier included; a layer with an ``initial_std`` has that instead,
+    and one with an ``initial_scale`` has that multiplied in. Biases are zero. Parameters of norms
+    keep what they were built with: gain 1 (0 where the model asks for it), shift 0; so do the
+    learned factors of skips.
 
     A weight that a norm acts on is drawn under its plain name and assigned as a weight. So the
     effective weight of weight_norm, and the raw weight of the standardizations, start from the
@@ -65,7 +66,8 @@ def initialize(model: nn.Module, seed: int) -> None:
 
 def _draw_weight(seed: int, name: str, parameter: Tensor, owner: nn.Module) -> Tensor:
     """Return the initial numbers of one weight, in float64."""
-    std = math.sqrt(2.0 / math.prod(parameter.shape[1:])) * getattr(owner, "initial_scale", 1.0)
+    he_std = math.sqrt(2.0 / math.prod(parameter.shape[1:]))
+    std = getattr(owner, "initial_std", he_std) * getattr(owner, "initial_scale", 1.0)
     if std == 0.0:
         return torch.zeros(parameter.shape, dtype=torch.float64)
     draw = random_stream(seed, "initial_weight", name).standard_normal(parameter.shape)

@@ -1,4 +1,4 @@
-"""Parts of residual networks for images: convolutions, shortcuts, what follows a norm.
+"""Parts of residual networks: convolutions, shortcuts, what follows a norm, initial sizes.
 
 A norm that acts on weights acts on every convolution that is built here.
 Legend: n samples, c channels, h, w height and width.
@@ -29,6 +29,11 @@ def choose_activation(norm: NormFactory, role: str) -> Activation:
 def set_initial_scale(layer: nn.Module, scale: float) -> None:
     """Let ``initialize`` multiply what it draws for the layer's weight."""
     vars(layer)["initial_scale"] = scale
+
+
+def set_initial_std(layer: nn.Module, std: float) -> None:
+    """Let ``initialize`` draw the layer's weight with that standard deviation."""
+    vars(layer)["initial_std"] = std
 
 
 def build_conv(

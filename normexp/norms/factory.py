@@ -13,7 +13,7 @@ from normexp.errors import UserError, choices_hint
 from normexp.norms._registry import NORMS, RESERVED, Axis, NormCard
 from normexp.registry import Entry
 
-ROLES = ("stem", "block", "downsample", "final")
+ROLES = ("stem", "block", "downsample", "final", "attention", "mlp", "qk")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class NormRecord:
 
     Attributes:
         name: The norm.
-        role: The layer's place in the model: stem, block, downsample or final.
+        role: The layer's place in the model, one of ``ROLES``.
         params: Every option with its value in this layer, defaults and resolved ones included.
     """
 
@@ -74,7 +74,7 @@ class NormFactory:
 
         Args:
             num_features: Channels C of its input.
-            role: The layer's place: stem, block, downsample or final.
+            role: The layer's place, one of ``ROLES``.
             dims: Number of position axes of its input: 0 for features ``[N, C]``, 1 for
                 sequences ``[N, L, C]``, 2 for images ``[N, C, H, W]``.
             is_activated: Whether an activation stands right behind it. A norm that brings its own

@@ -59,7 +59,8 @@ def describe_norm_layers(
 
     Args:
         model: A model whose norm layers a NormFactory built.
-        input_shape: Shape of one sample, such as ``(C, H, W)``.
+        input_shape: Shape of one sample, such as ``(C, H, W)``; of a model with an
+            ``input_dtype``, a sample is of that type.
         micro_batch_size: Samples in one forward pass.
     """
     ghost = copy.deepcopy(model).to("meta").train()
@@ -68,7 +69,9 @@ def describe_norm_layers(
         record = getattr(module, "norm_record", None)
         if isinstance(record, NormRecord):
             vars(module)["forward"] = _Spy(path, module, record, found)
-    dtype = next((p.dtype for p in ghost.parameters()), torch.float32)
+    dtype = getattr(model, "input_dtype", None)
+    if dtype is None:
+        dtype = next((p.dtype for p in ghost.parameters()), torch.float32)
     with torch.no_grad():
         ghost(torch.empty(micro_batch_size, *input_shape, dtype=dtype, device="meta"))
     return list(found.values())
