@@ -97,7 +97,7 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
     from normexp.cli._norm_facts import Setting, describe_layer, describe_weights
     from normexp.config.validate import budget_samples
     from normexp.data import describe_dataset
-    from normexp.models import MODELS, build_model
+    from normexp.models import build_model
     from normexp.norms import describe_norm_layers
     from normexp.training.check import build_norm_factory, placement_of
 
@@ -110,6 +110,7 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
             num_classes=data.num_classes,
             norm=build_norm_factory(config.norm),
             placement=placement_of(config),
+            tokens=data.tokens,
         )
     setting = Setting(
         device="cuda" if config.trainer.accelerator == "gpu" else "cpu",
@@ -117,7 +118,7 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
         accumulation_steps=config.accumulation_steps,
         num_micro_batches=budget_samples(config, data.num_train) // config.micro_batch_size,
         world_size=world_size,
-        is_causal=bool(getattr(MODELS.get(config.model.name).card, "is_causal", False)),
+        is_causal=bool(getattr(model, "is_causal", False)),
     )
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     facts = [describe_layer(layer, model, setting) for layer in layers]

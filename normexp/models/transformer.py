@@ -59,8 +59,8 @@ PositionsName = Literal["learned", "rotary"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-class MaskedNorm(nn.Module):
-    """A norm layer that is given the mask of valid positions if it takes one.
+def build_norm(num_features: int, norm: NormFactory, *, role: str, is_masked: bool) -> nn.Module:
+    """Build a norm layer that notes whether it is to be given the mask of valid positions.
 
     Args:
         num_features: Channels.
@@ -68,16 +68,15 @@ class MaskedNorm(nn.Module):
         role: Its role.
         is_masked: Whether norms get the mask at all.
     """
+    layer = norm(num_features, role=role, dims=1)
+    vars(layer)["is_masked"] = is_masked and norm.get_card(role).takes_mask
+    return layer
 
-    def __init__(self, num_features: int, norm: NormFactory, *, role: str, is_masked: bool) -> None:
-        super().__init__()
-        self.layer = norm(num_features, role=role, dims=1)
-        self.is_masked = is_masked and norm.get_card(role).takes_mask
 
-    def forward(self, x: Sequences, mask: Mask) -> Sequences:
-        """Return the normalized sequences."""
-        out: Tensor = self.layer(x, mask) if self.is_masked else self.layer(x)
-        return out
+def normalize(layer: nn.Module, x: Sequences, mask: Mask) -> Sequences:
+    """Return normalized sequences. What stands in a norm's place by now gets no mask."""
+    out: Tensor = layer(x, mask) if getattr(layer, "is_masked", False) else layer(x)
+    return out
 
 
 class Attention(nn.Module):
@@ -113,7 +112,7 @@ class Attention(nn.Module):
         )
         has_norm = "qk" in norm.roles
         self.query_norm, self.key_norm = (
-            MaskedNorm(width // num_heads, norm, role="qk", is_masked=is_masked)
+            build_norm(width // num_heads, norm, role="qk", is_masked=is_masked)
             if has_norm
             else None
             for _ in range(2)
@@ -133,7 +132,7 @@ class Attention(nn.Module):
         out: Tensor = self.out(taken.transpose(1, 2).flatten(2))
         return out
 
-    def _split(self, x: Sequences, norm: MaskedNorm | None, mask: Mask) -> Float[Tensor, "n h l e"]:
+    def _split(self, x: Sequences, norm: nn.Module | None, mask: Mask) -> Float[Tensor, "n h l e"]:
         """Return the heads, each normalized by the norm of its kind.
 
         To the norm a head is a position more: a sample stays a sample.
@@ -141,7 +140,7 @@ class Attention(nn.Module):
         heads = x.reshape(*x.shape[:2], self.num_heads, -1)
         if norm is not None:
             wide = None if mask is None else mask.repeat_interleave(self.num_heads, dim=1)
-            heads = norm(heads.flatten(1, 2), wide).reshape(heads.shape)
+            heads = normalize(norm, heads.flatten(1, 2), wide).reshape(heads.shape)
         return heads.transpose(1, 2)
 
 
@@ -205,7 +204,7 @@ class Residual(nn.Module):
         super().__init__()
         self.branch = branch
         self.norm_before, self.norm_after, self.norm_sum = (
-            MaskedNorm(width, norm, role=role, is_masked=is_masked)
+            build_norm(width, norm, role=role, is_masked=is_masked)
             if place in _NORMS_AT[placement]
             else None
             for place in ("before", "after", "sum")
@@ -219,15 +218,15 @@ class Residual(nn.Module):
 
     def forward(self, x: Sequences, mask: Mask) -> Sequences:
         """Return the sequences with what the branch adds."""
-        branch = x if self.norm_before is None else self.norm_before(x, mask)
+        branch = x if self.norm_before is None else normalize(self.norm_before, x, mask)
         branch = self.branch(branch, mask)
         if self.norm_after is not None:
-            branch = self.norm_after(branch, mask)
+            branch = normalize(self.norm_after, branch, mask)
         if self.gain is not None:
             branch = self.gain(branch)
         shortcut = x if self.shortcut_scale == 1.0 else x * self.shortcut_scale
         out: Tensor = shortcut + branch
-        return out if self.norm_sum is None else self.norm_sum(out, mask)
+        return out if self.norm_sum is None else normalize(self.norm_sum, out, mask)
 
 
 class Block(nn.Module):
@@ -302,6 +301,7 @@ class Transformer(nn.Module):
 
     Attributes:
         is_causal: Whether no position may see a later one.
+        masks_norms: Whether norms get the mask.
         last_branch_weight: Name of the weight that the last branch ends with.
     """
 
@@ -332,6 +332,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.is_causal = is_causal
         self.has_padding = has_padding
+        self.masks_norms = mask_norms
         self.embedding_scale = math.sqrt(width)
         self.token_embedding = nn.Embedding(vocabulary_size, width)
         set_initial_std(self.token_embedding, width**-0.5)
@@ -379,7 +380,7 @@ class Transformer(nn.Module):
             )
         self.last_branch_weight = f"blocks.{depth - 1}.mlp.branch.down.weight"
         self.final_norm = (
-            MaskedNorm(width, norm, role="final", is_masked=mask_norms)
+            build_norm(width, norm, role="final", is_masked=mask_norms)
             if placement in _HAS_FINAL_NORM
             else None
         )
@@ -408,7 +409,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         if self.final_norm is not None:
-            x = self.final_norm(x, mask)
+            x = normalize(self.final_norm, x, mask)
         if not self.is_causal:
             x = _mean_of_valid(x, mask)
         if self.head is None:

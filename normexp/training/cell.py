@@ -230,6 +230,7 @@ class _Run:
             clip=clip,
             lr=lr,
             evaluation_context=self._evaluation_context,
+            token_bytes=self.data.token_bytes,
         )
 
     def _evaluation_context(self, module: SoloModule) -> AbstractContextManager[None]:
@@ -241,9 +242,16 @@ class _Run:
         """Return the batches of a split."""
         evaluation = self.config.evaluation
         if evaluation.statistics != "batch":
-            return EvaluationSource(module, split, self.config.trainer.eval_batch_size)
+            size = self.config.trainer.eval_batch_size
+            return EvaluationSource(module, split, size, is_trimmed=self.data.is_trimmed)
         assert evaluation.batch_size is not None
-        return EvaluationSource(module, split, evaluation.batch_size, is_filled=True)
+        return EvaluationSource(
+            module,
+            split,
+            evaluation.batch_size,
+            is_filled=True,
+            is_trimmed=self.data.is_trimmed,
+        )
 
     def _report(self, update: int) -> None:
         if self._on_progress is not None:

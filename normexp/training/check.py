@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from normexp.data import DATASETS, Dataset, load_dataset
 from normexp.data.batches import UpdatePlan
 from normexp.errors import UserError
 from normexp.models import MODELS, build_model
+from normexp.models import RESERVED as MODEL_RESERVED
 from normexp.norms import (
     NORMS,
     RESERVED,
@@ -34,6 +35,7 @@ from normexp.training.optim import (
     build_optimizer,
     check_decay_roles,
 )
+from normexp.training.positions import check_causality, check_padding, find_leak
 from normexp.training.trackers import check_trackers
 
 
@@ -47,7 +49,8 @@ class CellFacts:
         norm_layers: Every norm layer with its statistic set at this micro-batch.
         num_parameters: Numbers that the optimizer changes.
         data_fingerprint: Hash over the data set's tensors.
-        input_shape: Channels, height and width of an image.
+        input_shape: Channels, height and width of an image, or the positions of a text.
+        is_leaking: Whether positions of a causal model see later ones through a norm.
     """
 
     cell: str
@@ -56,6 +59,7 @@ class CellFacts:
     num_parameters: int
     data_fingerprint: str
     input_shape: tuple[int, ...]
+    is_leaking: bool = False
 
     @property
     def min_statistic_set(self) -> int | None:
@@ -85,11 +89,16 @@ def check_cell(config: CellConfig) -> CellFacts:
     check_trackers(config.logger.trackers)
     _check_device(config)
     data = load_dataset(config.data.name, config.data.params)
+    _check_augmentation(config, data)
     plan = build_plan(config, data)
     with torch.device("meta"):
         model = build_cell_model(config, data)
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     check_statistic_sets(layers)
+    check_padding(layers, model, data)
+    is_leaking = find_leak(layers, model) is not None
+    if not config.allow_leak:
+        check_causality(layers, model)
     if config.optimizer.adaptive_clip is not None:
         build_adaptive_clip(model, config.optimizer.adaptive_clip)
     check_evaluation(config, data, model)
@@ -100,6 +109,7 @@ def check_cell(config: CellConfig) -> CellFacts:
         num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         data_fingerprint=data.fingerprint,
         input_shape=data.input_shape,
+        is_leaking=is_leaking,
     )
 
 
@@ -154,6 +164,7 @@ def build_cell_model(config: CellConfig, data: Dataset) -> nn.Module:
         num_classes=data.num_classes,
         norm=build_norm_factory(config.norm),
         placement=placement_of(config),
+        tokens=data.tokens,
     )
 
 
@@ -174,7 +185,8 @@ def resolve_cell(config: CellConfig) -> CellConfig:
     """Return the cell in its one spelling, so that one computation is one cell.
 
     A model without residual branches has no placement, "auto" becomes the device that is here,
-    defaults are written out, and probes stand in one order.
+    defaults are written out, probes stand in one order, and a leak is allowed only where there
+    is one.
 
     Args:
         config: A composed cell; changed in place.
@@ -188,7 +200,7 @@ def resolve_cell(config: CellConfig) -> CellConfig:
         config.trainer.accelerator = "gpu" if torch.cuda.is_available() else "cpu"
     kinds: list[tuple[str, Registry[Any], Any, frozenset[str]]] = [
         ("data", DATASETS, config.data, frozenset()),
-        ("model", MODELS, config.model, frozenset({"norm", "placement"})),
+        ("model", MODELS, config.model, MODEL_RESERVED),
         ("norm", NORMS, config.norm, RESERVED),
         ("optimizer", OPTIMIZERS, config.optimizer, frozenset()),
         ("schedule", SCHEDULES, config.schedule, frozenset()),
@@ -198,20 +210,23 @@ def resolve_cell(config: CellConfig) -> CellConfig:
         entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
         choice.params = entry.complete_params(choice.params, reserved=reserved)
     config.probes = sorted(set(config.probes))
-    _resolve_evaluation(config)
+    _resolve_by_model(config)
     return config
 
 
-def _resolve_evaluation(config: CellConfig) -> None:
-    """Null what has no effect on evaluations; the model is needed where they may differ."""
+def _resolve_by_model(config: CellConfig) -> None:
+    """Null or switch off what has no effect on this model; it is built where there may be some."""
     check_fields(config)
     model = nn.Module()
-    if config.evaluation.statistics != "running":
+    if config.evaluation.statistics != "running" or config.allow_leak:
         data = load_dataset(config.data.name, config.data.params)
         with torch.device("meta"):
             model = build_cell_model(config, data)
         if config.evaluation.num_samples == len(data.train):
             config.evaluation.num_samples = None
+        if config.allow_leak:
+            layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
+            config.allow_leak = find_leak(layers, model) is not None
     complete_evaluation(config.evaluation, model)
 
 
@@ -233,6 +248,14 @@ def _check_optimization(config: CellConfig) -> None:
         entry.build(**schedule.params)
     except ValueError as error:
         raise UserError("schedule.params", schedule.params, str(error)) from error
+
+
+def _check_augmentation(config: CellConfig, data: Dataset) -> None:
+    if data.tokens is None:
+        return
+    for key, value in asdict(config.data.augment).items():
+        if value:
+            raise UserError(f"data.augment.{key}", value, f"{data.name} has texts, not images")
 
 
 def _check_device(config: CellConfig) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from normexp.config.schema import CellConfig
 from normexp.data import load_dataset
@@ -29,6 +28,7 @@ from normexp.norms import NORMS, NormRecord
 from normexp.records import NUMERICS_VERSION, SCHEMA_VERSION, hash_of
 from normexp.records.environment import describe_cpu
 from normexp.training.build import build_start
+from normexp.training.objective import sum_losses
 
 PREDICTION_BATCH_SIZE = 256
 WARMUP_CALLS = 5
@@ -36,6 +36,16 @@ ROUNDS = 9
 MIN_WINDOW_S = 0.03
 # Share of the machine's cores that others may use before a timing no longer counts as alone.
 ALONE_BELOW = 0.05
+# Parameters of data sets that the shapes of a model or of its inputs depend on.
+_SHAPE_PARAMS = (
+    "image_size",
+    "tokenizer",
+    "max_vocabulary",
+    "context_length",
+    "min_length",
+    "max_length",
+    "padding_share",
+)
 
 
 def cost_key(config: CellConfig) -> str:
@@ -46,7 +56,7 @@ def cost_key(config: CellConfig) -> str:
     Args:
         config: A checked cell.
     """
-    data = {k: v for k, v in config.data.params.items() if k in ("image_size",)}
+    data = {k: v for k, v in config.data.params.items() if k in _SHAPE_PARAMS}
     placement = config.placement.name if config.placement else None
     return hash_of(
         [
@@ -140,9 +150,8 @@ class _Subject:
     def forward(self) -> Tensor:
         """Return the loss of one micro-batch, with the graph for its backward pass."""
         with self.autocast():
-            logits = self.model(self.inputs)
-            loss = F.cross_entropy(logits, self.targets, reduction="sum")
-        return loss / self.config.effective_batch_size
+            loss = sum_losses(self.model(self.inputs), self.targets)
+        return loss / (self.config.accumulation_steps * self.targets.numel())
 
     def forward_backward(self) -> None:
         """Run forward and backward of one micro-batch; gradients add up as in an update."""
@@ -243,18 +252,20 @@ def _build_subject(config: CellConfig) -> _Subject:
     # A rate this small keeps the numbers of thousands of timed updates ordinary.
     model, _, optimizer, clip = build_start(config, data, seed=0, lr=1e-6)
     model.to(device)
-    dtype = next(model.parameters()).dtype
     size = config.micro_batch_size
-    prediction = data.train.inputs[torch.arange(PREDICTION_BATCH_SIZE) % len(data.train)]
+    inputs = data.train.inputs  # texts with all their padding: the most that an update costs
+    if inputs.is_floating_point():
+        inputs = inputs.to(next(model.parameters()).dtype)
+    prediction = inputs[torch.arange(PREDICTION_BATCH_SIZE) % len(data.train)]
     return _Subject(
         config=config,
         device=device,
         model=model,
         optimizer=optimizer,
         clip=clip,
-        inputs=data.train.inputs[:size].to(device, dtype, copy=True),
+        inputs=inputs[:size].to(device, copy=True),
         targets=data.train.targets[:size].to(device, copy=True),
-        prediction_inputs=prediction.to(device, dtype),
+        prediction_inputs=prediction.to(device),
     )
 
 

@@ -21,14 +21,14 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from normexp.data import Split
 from normexp.data.batches import UpdatePlan
 from normexp.measure import check_finite_buffers
+from normexp.training.objective import EvaluationSums, sum_losses
 from normexp.training.optim import set_lr
 from normexp.training.recorder import Recorder
-from normexp.training.windows import Window
+from normexp.training.windows import MicroBatch, Window
 
 
 class Diverged(Exception):
@@ -56,6 +56,7 @@ class SoloModule(pl.LightningModule):
         clip: Clips the gradients of a whole update, right before the optimizer takes them; None
             for no clipping.
         evaluation_context: Makes the context of an evaluation, which ends with it.
+        token_bytes: Of a language model: bytes that each token id stands for.
 
     Attributes:
         recorder: Takes the rows; set before training.
@@ -74,8 +75,10 @@ class SoloModule(pl.LightningModule):
         lr: Callable[[int], float],
         clip: Callable[[], None] | None = None,
         evaluation_context: Callable[[SoloModule], AbstractContextManager[None]] | None = None,
+        token_bytes: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self._token_bytes = token_bytes
         self._evaluation_context = evaluation_context
         self._evaluating = contextlib.ExitStack()
         self.automatic_optimization = False
@@ -86,7 +89,7 @@ class SoloModule(pl.LightningModule):
         self.evaluation = 0
         self.optimizer = optimizer
         self.clip = clip
-        self._sums: dict[str, Tensor | int] = {}
+        self._sums = EvaluationSums(torch.device("cpu"))
         self._splits: dict[int, Split] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -96,32 +99,29 @@ class SoloModule(pl.LightningModule):
     def split_on_device(self, split: Split) -> Split:
         """Return a split's tensors on the module's device, moved there once."""
         if id(split) not in self._splits:
-            self._splits[id(split)] = Split(
-                split.inputs.to(self.device, self.dtype_of_inputs), split.targets.to(self.device)
-            )
+            moved = split.to(self.device)
+            if moved.inputs.is_floating_point():  # images have the type of the parameters
+                dtype = next(self.model.parameters()).dtype
+                moved = Split(moved.inputs.to(dtype), moved.targets)
+            self._splits[id(split)] = moved
         return self._splits[id(split)]
-
-    @property
-    def dtype_of_inputs(self) -> torch.dtype:
-        """Floating type of the images: that of the parameters."""
-        return next(self.model.parameters()).dtype
 
     def training_step(self, window: Window, batch_idx: int) -> None:
         """Take the window's updates, then record their mean loss.
 
-        The loss of an update is the mean over its samples, however they are split into
-        micro-batches: each micro-batch adds its sum over the effective batch size.
+        The loss of an update is the mean over its samples, of a language model over its tokens,
+        however they are split into micro-batches: each micro-batch adds its sum over the number
+        of the whole update. An update that asks for no prediction has the loss 0.
         """
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        scale = 1.0 / self.plan.effective_batch_size
         losses = []
-        for inputs, targets in zip(window.inputs.unbind(), window.targets.unbind(), strict=True):
+        for num_targets, micro_batches in window.updates():
             set_lr(optimizer.optimizer, self.lr(self.update))
+            scale = 1.0 / max(1, num_targets)
             parts = []
-            for micro_inputs, micro_targets in zip(inputs.unbind(), targets.unbind(), strict=True):
-                logits = self.model(micro_inputs)
-                loss = F.cross_entropy(logits, micro_targets, reduction="sum") * scale
+            for inputs, targets in micro_batches:
+                loss = sum_losses(self.model(inputs), targets) * scale
                 self.manual_backward(loss)
                 parts.append(loss.detach())
             if self.clip is not None:
@@ -153,12 +153,12 @@ class SoloModule(pl.LightningModule):
         """Start the sums of an evaluation; buffers that are not finite end the run."""
         self._start_sums()
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Add a batch to the sums of the evaluation."""
         self._add(batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Record the evaluation, weighted by samples."""
+        """Record the evaluation, weighted by predictions."""
         self.evaluation += 1
         self.recorder.record(
             "train",
@@ -173,12 +173,12 @@ class SoloModule(pl.LightningModule):
         """Start the sums of the test."""
         self._start_sums()
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Add a batch to the sums of the test."""
         self._add(batch)
 
     def on_test_epoch_end(self) -> None:
-        """Record the test, weighted by samples."""
+        """Record the test, weighted by predictions."""
         self._record_sums("test")
 
     def _start_sums(self) -> None:
@@ -188,18 +188,12 @@ class SoloModule(pl.LightningModule):
         if self._evaluation_context is not None:
             with self.trainer.precision_plugin.forward_context():
                 self._evaluating.enter_context(self._evaluation_context(self))
-        self._sums = {"loss": torch.zeros((), dtype=torch.float64, device=self.device)}
-        self._sums["correct"] = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._sums["count"] = 0
+        self._sums = EvaluationSums(self.device, self._token_bytes)
 
-    def _add(self, batch: tuple[Tensor, Tensor]) -> None:
+    def _add(self, batch: MicroBatch) -> None:
         inputs, targets = batch
         # A batch that was filled up has more inputs than targets.
-        logits = self.model(inputs)[-len(targets) :]
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        self._sums["loss"] += losses.double().sum()
-        self._sums["correct"] += (logits.argmax(dim=1) == targets).sum()
-        self._sums["count"] += len(targets)
+        self._sums.add(self.model(inputs)[-len(targets) :], targets)
 
     def end_evaluation(self) -> None:
         """End the context of an evaluation, if one was left open."""
@@ -207,9 +201,7 @@ class SoloModule(pl.LightningModule):
 
     def _record_sums(self, split: str) -> None:
         self.end_evaluation()
-        count = int(self._sums["count"])
-        loss = float(self._sums["loss"]) / count
-        values = {"loss": loss, "accuracy": float(self._sums["correct"]) / count}
+        values = self._sums.means()
         self.recorder.record(
             split,
             values,
@@ -217,6 +209,7 @@ class SoloModule(pl.LightningModule):
             samples=self.samples,
             evaluation=self.evaluation,
         )
+        loss = values["loss"]
         if not math.isfinite(loss):
             raise Diverged(self.update, f"{split} loss is {loss} at update {self.update}")
 

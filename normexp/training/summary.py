@@ -64,6 +64,7 @@ def build_summary(
         "model": {
             "num_parameters": facts.num_parameters,
             "min_statistic_set": facts.min_statistic_set,
+            "is_leaking": facts.is_leaking,
             "norm_layers": [_describe_layer(layer) for layer in facts.norm_layers],
         },
         "parameter_groups": [dict(group) for group in parameter_groups],

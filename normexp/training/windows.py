@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from normexp.data import AugmentDraws, Dataset, Split, augment, draw_augmentation
@@ -29,16 +31,33 @@ class Trainee(Protocol):
         """Return a split's tensors on the device."""
 
 
+MicroBatch = tuple[Tensor, Tensor]
+
+
 class Window(NamedTuple):
     """Ready micro-batches of consecutive updates.
 
     Attributes:
-        inputs: Shape ``(updates, accumulation_steps, micro_batch_size, C, H, W)``.
-        targets: Shape ``(updates, accumulation_steps, micro_batch_size)``.
+        inputs: Shape ``(updates, accumulation_steps, micro_batch_size, *input_shape)``.
+        targets: Shape ``(updates, accumulation_steps, micro_batch_size)``, or one axis more of
+            positions where the next token is predicted.
+        num_targets: Predictions that each update asks for.
+        lengths: Positions that each micro-batch is cut to; None if it keeps all.
     """
 
     inputs: Tensor
     targets: Tensor
+    num_targets: list[int]
+    lengths: list[list[int]] | None = None
+
+    def updates(self) -> Iterator[tuple[int, list[MicroBatch]]]:
+        """Yield each update: how many predictions it asks for, and its micro-batches."""
+        for index, num_targets in enumerate(self.num_targets):
+            inputs, targets = self.inputs[index].unbind(), self.targets[index].unbind()
+            if self.lengths is not None:
+                lengths = self.lengths[index]
+                inputs = tuple(x[:, :n] for x, n in zip(inputs, lengths, strict=True))
+            yield num_targets, list(zip(inputs, targets, strict=True))
 
 
 class WindowSource:
@@ -63,6 +82,7 @@ class WindowSource:
         self.module = module
         self.stream = stream
         self.train = data.train
+        self.is_trimmed = data.is_trimmed
         self.augment_params = augment_params
         self.is_augmented = any(augment_params.values())
         size = stream.plan.effective_batch_size
@@ -92,7 +112,23 @@ class WindowSource:
             ]
             inputs = augment(inputs, AugmentDraws.concatenate(draws).to(device))
         shape = (num_updates, plan.accumulation_steps, plan.micro_batch_size)
-        return Window(inputs.reshape(*shape, *inputs.shape[1:]), targets.reshape(shape))
+        num_targets = [plan.effective_batch_size] * num_updates
+        if self.train.num_targets is not None:
+            num_targets = self.train.num_targets[indices].reshape(num_updates, -1).sum(1).tolist()
+        return Window(
+            inputs.reshape(*shape, *inputs.shape[1:]),
+            targets.reshape(*shape, *targets.shape[1:]),
+            num_targets,
+            self._lengths(indices.reshape(shape)),
+        )
+
+    def _lengths(self, indices: NDArray[np.int64]) -> list[list[int]] | None:
+        """Return the length of the longest text of each micro-batch, known without the device."""
+        lengths = self.train.lengths
+        if lengths is None or not self.is_trimmed:
+            return None
+        longest: list[list[int]] = np.maximum(lengths[indices].max(-1), 1).tolist()
+        return longest
 
 
 class EvaluationSource:
@@ -106,20 +142,31 @@ class EvaluationSource:
         is_filled: Whether an incomplete last batch is filled up with the samples before it, so
             that all batches have one size. Its targets are those of the new samples alone: of
             the predictions, the last ones.
+        is_trimmed: Whether a batch of texts is cut to its longest text.
     """
 
     def __init__(
-        self, module: Trainee, split: Split, batch_size: int, *, is_filled: bool = False
+        self,
+        module: Trainee,
+        split: Split,
+        batch_size: int,
+        *,
+        is_filled: bool = False,
+        is_trimmed: bool = False,
     ) -> None:
         self.module = module
         self.split = split
         self.batch_size = batch_size
         self.is_filled = is_filled
+        self.lengths = split.lengths if is_trimmed else None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         split = self.module.split_on_device(self.split)
         size = self.batch_size
         for start in range(0, len(split), size):
             end = min(start + size, len(split))
             first = max(0, end - size) if self.is_filled else start
-            yield split.inputs[first:end], split.targets[start:end]
+            inputs = split.inputs[first:end]
+            if self.lengths is not None:
+                inputs = inputs[:, : max(1, int(self.lengths[first:end].max()))]
+            yield inputs, split.targets[start:end]

@@ -1,0 +1,82 @@
+"""Positions of texts: which norms may see others, later ones or padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from normexp.data import Dataset
+from normexp.errors import UserError
+from normexp.norms import NORMS, NormLayer
+
+
+def find_leak(layers: Iterable[NormLayer], model: nn.Module) -> NormLayer | None:
+    """Return the first layer through which a position of a causal model sees later ones.
+
+    Args:
+        layers: The norm layers of the model.
+        model: A model; one with ``is_causal`` set predicts the next token.
+    """
+    if not getattr(model, "is_causal", False):
+        return None
+    return next((layer for layer in layers if mixes_positions(layer)), None)
+
+
+def check_causality(layers: Iterable[NormLayer], model: nn.Module) -> None:
+    """Raise if a position of a causal model would see later ones.
+
+    Raises:
+        UserError: For the first layer through which it would.
+    """
+    layer = find_leak(layers, model)
+    if layer is not None:
+        raise UserError(
+            "norm",
+            layer.name,
+            f"layer {layer.path} has statistics over positions, so each position of this causal "
+            "model would see the tokens that it is to predict; choose a norm of single positions, "
+            "such as layer_norm, or allow_leak=true, which marks every row of the tables",
+        )
+
+
+def check_padding(layers: Iterable[NormLayer], model: nn.Module, data: Dataset) -> None:
+    """Raise if a norm that reduces over positions has no defined padding to see, or no mask.
+
+    Args:
+        layers: The norm layers of the model.
+        model: The model.
+        data: Its data set.
+
+    Raises:
+        UserError: For the first such layer, with what would help.
+    """
+    if data.tokens is None or not data.tokens.has_padding:
+        return
+    for layer in layers:
+        if not mixes_positions(layer):
+            continue
+        if getattr(model.get_submodule(layer.path), "is_masked", False):
+            continue
+        reads = f"layer {layer.path} has statistics over positions without the mask of valid ones"
+        if getattr(model, "masks_norms", False):
+            raise UserError(
+                "norm",
+                layer.name,
+                f"{reads}, as it takes none; model.params.mask_norms=false lets it see padding",
+            )
+        if data.is_trimmed:
+            raise UserError(
+                "data.params.padding",
+                "batch",
+                f"{reads}, so what comes out for a text would depend on how long its batch mates "
+                "are; longest is needed",
+            )
+
+
+def mixes_positions(layer: NormLayer) -> bool:
+    """Tell whether an output position of a layer depends on other positions."""
+    is_reducing = any("position" in axes for axes in layer.statistic_sets)
+    return len(layer.input_shape) > 2 and (
+        is_reducing or NORMS.get(layer.name).card.mixes_positions
+    )
