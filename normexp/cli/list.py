@@ -36,7 +36,10 @@ def show_list(kind: str, *, as_json: bool) -> int:
         return 0
     if kind == "placements":
         for row in rows:
-            print(f"{row['name']}: {row['formula']}\n\n{row['drawing']}\n")
+            print(f"{row['name']}: {row['formula']}\n")
+            for family in ("images", "sequences"):
+                if row[family] is not None:
+                    print(f"{family}: {row[family]['formula']}\n\n{row[family]['picture']}")
         return 0
     if kind == "norms":
         console = Console()
