@@ -35,7 +35,7 @@ from normexp.training.optim import (
     build_optimizer,
     check_decay_roles,
 )
-from normexp.training.positions import check_causality, check_padding, find_leak
+from normexp.training.positions import check_causality, check_padding, check_pooling, find_leak
 from normexp.training.trackers import check_trackers
 
 
@@ -96,6 +96,7 @@ def check_cell(config: CellConfig) -> CellFacts:
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     check_statistic_sets(layers)
     check_padding(layers, model, data)
+    check_pooling(layers, model)
     is_leaking = find_leak(layers, model) is not None
     if not config.allow_leak:
         check_causality(layers, model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -72,6 +72,33 @@ def check_padding(layers: Iterable[NormLayer], model: nn.Module, data: Dataset) 
                 f"{reads}, so what comes out for a text would depend on how long its batch mates "
                 "are; longest is needed",
             )
+
+
+def check_pooling(layers: Sequence[NormLayer], model: nn.Module) -> None:
+    """Raise if an encoder takes the mean over what its last norm has centred over.
+
+    The mean over positions of numbers that a norm has centred over the same positions is its
+    shift: every text would get the same logits, whatever it says.
+
+    Args:
+        layers: The norm layers of the model, in the order of the forward pass.
+        model: The model; one that has ``is_causal`` and is not takes the mean over positions.
+
+    Raises:
+        UserError: If the last norm layer is such a one.
+    """
+    if getattr(model, "is_causal", True) or not layers:
+        return
+    last = layers[-1]
+    if last.statistic_sets == (("position",),) and NORMS.get(last.name).card.is_centring:
+        role = last.role
+        raise UserError(
+            "norm",
+            last.name,
+            f"layer {last.path} centres each channel over the positions of a text and the model "
+            "classifies the mean over them, which is then the same for every text; choose another "
+            f"norm there, as in norm.roles.{role}.name=layer_norm",
+        )
 
 
 def mixes_positions(layer: NormLayer) -> bool:
