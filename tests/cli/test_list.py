@@ -10,6 +10,7 @@ from command_line import normexp
 
 from normexp.cli.list import KINDS
 from normexp.config.choices import list_choices
+from normexp.models import PLACEMENTS
 from normexp.norms import NORMS, NormCard, WeightCard
 
 GROUPS = {
@@ -42,6 +43,21 @@ def test_a_person_sees_every_name_unbroken(kind):
         assert name in outcome.out
     # A column more than a terminal holds would squeeze the others.
     assert "source" not in "".join(outcome.out.splitlines()[:3])
+
+
+def test_placements_show_their_drawing_of_each_family():
+    rows = {row["name"]: row for row in json.loads(normexp("list", "placements", "--json").out)}
+    out = normexp("list", "placements").out
+    for name, placement in PLACEMENTS.items():
+        assert rows[name] == dataclasses.asdict(placement)
+        for family in ("images", "sequences"):
+            drawing = getattr(placement, family)
+            if drawing is not None:
+                assert f"{family}: {drawing.formula}\n\n{drawing.picture}" in out
+    # A family without a drawing has no heading either.
+    text = out[out.index("sandwich: ") :].partition("deepnorm: ")[0]
+    assert "sequences: " in text
+    assert "images: " not in text
 
 
 def test_norms_have_every_field_of_their_cards():

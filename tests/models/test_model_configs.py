@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from normexp.models import MODELS
+from normexp.models import MODELS, RESERVED
 
 FOLDER = Path(__file__).parents[2] / "conf" / "model"
 
@@ -19,6 +19,5 @@ def test_every_model_has_a_file_and_every_file_a_model():
 @pytest.mark.parametrize("entry", list(MODELS), ids=lambda entry: entry.name)
 def test_file_holds_every_option_with_its_default(entry):
     config = yaml.safe_load((FOLDER / f"{entry.name}.yaml").read_text())
-    filled_in = {"norm", "placement"}
-    expected = {k: p.default for k, p in entry.parameters().items() if k not in filled_in}
+    expected = {k: p.default for k, p in entry.parameters().items() if k not in RESERVED}
     assert config == {"name": entry.name, "params": expected}
