@@ -173,6 +173,14 @@ class SelectConfig:
 
 
 @dataclass
+class TargetConfig:
+    """What a run is to reach to count as a success: a validation metric, at any evaluation."""
+
+    metric: str = "val/loss"
+    value: float = MISSING
+
+
+@dataclass
 class ExperimentConfig:
     """A named set of cells with a question.
 
@@ -186,6 +194,7 @@ class ExperimentConfig:
     expected: Optional[str] = None
     grid: list[Any] = field(default_factory=list)
     select: Optional[SelectConfig] = None
+    target: Optional[TargetConfig] = None
     figures: list[str] = field(default_factory=list)
 
 

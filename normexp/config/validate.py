@@ -8,13 +8,14 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from normexp.config.schema import CellConfig, EvaluationConfig
+from normexp.config.metrics import TARGET_METRICS
+from normexp.config.schema import CellConfig, EvaluationConfig, TargetConfig
 from normexp.errors import UserError, choices_hint
 
 LR_SCALING_RULES = ("none", "linear", "sqrt")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 ACCELERATORS = ("auto", "cpu", "gpu")
-PROBES = ("running_statistics", "folding")
+PROBES = ("running_statistics", "folding", "initial_gradients")
 EVALUATION_STATISTICS = ("running", "reestimated", "batch")
 ESTIMATORS = ("population", "mean_of_batches")
 
@@ -34,6 +35,8 @@ def check_fields(config: CellConfig) -> None:
     for probe in config.probes:
         _check_choice("probes", probe, PROBES)
     _check_evaluation(config.evaluation)
+    if config.experiment.target is not None:
+        _check_target(config.experiment.target)
     for key, count in {
         "micro_batch_size": config.micro_batch_size,
         "accumulation_steps": config.accumulation_steps,
@@ -106,6 +109,15 @@ def _check_evaluation(evaluation: EvaluationConfig) -> None:
     for key, size in sizes.items():
         if size is not None and size < 1:
             raise UserError(f"evaluation.{key}", size, "1 or more is needed")
+
+
+def _check_target(target: TargetConfig) -> None:
+    _check_choice("experiment.target.metric", target.metric, tuple(TARGET_METRICS))
+    if not (math.isfinite(target.value) and target.value > 0):
+        raise UserError("experiment.target.value", target.value, "a number above 0 is needed")
+    if target.metric == "val/accuracy" and target.value > 1:
+        expected = "accuracies are fractions: a number in (0, 1] is needed"
+        raise UserError("experiment.target.value", target.value, expected)
 
 
 def _check_name(name: str) -> None:
