@@ -90,7 +90,12 @@ def check_pooling(layers: Sequence[NormLayer], model: nn.Module) -> None:
     if getattr(model, "is_causal", True) or not layers:
         return
     last = layers[-1]
-    if last.statistic_sets == (("position",),) and NORMS.get(last.name).card.is_centring:
+    is_last_of_all = last.role != "qk"  # queries and keys are not what is classified
+    if (
+        is_last_of_all
+        and last.statistic_sets == (("position",),)
+        and NORMS.get(last.name).card.is_centring
+    ):
         role = last.role
         raise UserError(
             "norm",
