@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normexp.config.choices import list_choices
+from normexp.config.paths import DATA_PATHS
 from normexp.config.schema import CellConfig
 from normexp.config.translate import translate
 from normexp.errors import UserError, choices_hint
@@ -62,9 +63,10 @@ def to_cell(composed: DictConfig) -> CellConfig:
         if path.is_file()
     )
     cell.output_root = str(Path(cell.output_root).expanduser().absolute())
-    root = cell.data.params.get("root")
-    if root is not None:
-        cell.data.params["root"] = str(Path(root).expanduser().absolute())
+    for key in DATA_PATHS:
+        path = cell.data.params.get(key)
+        if isinstance(path, str):
+            cell.data.params[key] = str(Path(path).expanduser().absolute())
     return cell
 
 

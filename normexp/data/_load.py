@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normexp.config.paths import DATA_PATHS
 from normexp.data._dataset import Dataset, TokenTask
 from normexp.data._files import absolute, data_home
 from normexp.data._registry import DATASETS, DatasetCard
@@ -52,8 +54,9 @@ def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
             missing or damaged.
     """
     entry = _checked_entry(name, params)
-    params_json = json.dumps(_resolve(entry, params), sort_keys=True)
-    return _load_cached(name, params_json, data_home())
+    resolved = _resolve(entry, params)
+    params_json = json.dumps(resolved, sort_keys=True)
+    return _load_cached(name, params_json, data_home(), _stamp_files(resolved))
 
 
 def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
@@ -132,15 +135,30 @@ def _checked_entry(name: str, params: Mapping[str, Any]) -> Entry[DatasetCard]:
 
 
 def _resolve(entry: Entry[DatasetCard], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with defaults filled in and the root made absolute."""
+    """Return the parameters with defaults filled in and paths made absolute."""
     resolved = entry.complete_params(params)
-    if resolved.get("root") is not None:
-        resolved["root"] = str(absolute(resolved["root"]))
+    for key in DATA_PATHS:
+        if resolved.get(key) is not None:
+            resolved[key] = str(absolute(resolved[key]))
     return resolved
 
 
+def _stamp_files(resolved: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return size and time of what each parameter names, so that a change of a file is noticed."""
+    stamps = []
+    for key in DATA_PATHS:
+        if resolved.get(key) is not None:
+            # What is wrong with a path, the builder tells.
+            with contextlib.suppress(OSError):
+                stat = Path(resolved[key]).stat()
+                stamps.append((stat.st_size, stat.st_mtime_ns))
+    return tuple(stamps)
+
+
 @functools.lru_cache(maxsize=1)
-def _load_cached(name: str, params_json: str, home: Path) -> Dataset:
-    """Build a data set once for each set of parameters and folder of downloads."""
+def _load_cached(
+    name: str, params_json: str, home: Path, stamps: tuple[tuple[int, int], ...]
+) -> Dataset:
+    """Build a data set once for each set of parameters, folder of downloads and state of paths."""
     dataset: Dataset = DATASETS.get(name, key="data").build(**json.loads(params_json))
     return dataset

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TokenTask
-from normexp.data._vocabulary import END_ID, TokenizerName, Vocabulary, build_vocabulary
+from normexp.data._vocabulary import (
+    END_ID,
+    TokenizerName,
+    Vocabulary,
+    build_vocabulary,
+    count_tokens,
+)
 from normexp.errors import UserError
 
 PaddingName = Literal["batch", "longest"]
@@ -29,6 +35,11 @@ class LabelledTexts:
 
     texts: Sequence[str]
     labels: Sequence[int]
+
+    def take(self, indices: Iterable[int]) -> LabelledTexts:
+        """Return the texts of the given indices, in that order."""
+        chosen = list(indices)
+        return LabelledTexts([self.texts[i] for i in chosen], [self.labels[i] for i in chosen])
 
 
 def assemble_language_model(
@@ -92,6 +103,7 @@ def assemble_texts(
     max_length: int,
     padding: PaddingName,
     padding_share: float,
+    min_length: int = 0,
     num_train: int | None = None,
 ) -> Dataset:
     """Turn labelled texts into padded token ids.
@@ -109,18 +121,28 @@ def assemble_texts(
             as long as the longest text of all.
         padding_share: Share of positions that even the longest text leaves to padding; needs
             ``longest``.
+        min_length: Fewest tokens of a text; shorter ones are left out.
         num_train: Texts of the training split, the first ones; None for all.
 
     Raises:
-        UserError: If a size is impossible.
+        UserError: If a size is impossible, or leaves a split without a text.
     """
     if max_length < 1:
         raise UserError("data.params.max_length", max_length, "1 or more is needed")
+    if min_length > max_length:
+        expected = (
+            f"max_length={max_length} or less is needed: that is what longer texts are cut to"
+        )
+        raise UserError("data.params.min_length", min_length, expected)
     if not 0.0 <= padding_share < 1.0:
         raise UserError("data.params.padding_share", padding_share, "a share in [0, 1) is needed")
     if padding_share and padding != "longest":
         expected = "padding=longest is needed: the share is of a length that all batches have"
         raise UserError("data.params.padding_share", padding_share, expected)
+    splits = {split: drop_short(splits[split], tokenizer, min_length) for split in SPLITS}
+    for split in SPLITS:
+        if not splits[split].texts:
+            raise UserError("data.params.min_length", min_length, f"{name} has no {split} text")
     vocabulary = build_vocabulary(splits["train"].texts, tokenizer, max_vocabulary)
     ids = {
         split: [vocabulary.encode(text)[:max_length] for text in splits[split].texts]
@@ -128,7 +150,8 @@ def assemble_texts(
     }
     longest = max((len(row) for rows in ids.values() for row in rows), default=0)
     # One position at least, so that a data set of empty texts has a shape.
-    width = math.ceil(max(longest, 1) / (1.0 - padding_share))
+    # Rounded first: a share such as 0.9 is no binary number, and 1 / (1 - 0.9) comes out above 10.
+    width = math.ceil(round(max(longest, 1) / (1.0 - padding_share), 6))
     made = {
         split: Split(_pad(ids[split], width), _labels(splits[split].labels)) for split in SPLITS
     }
@@ -145,6 +168,25 @@ def assemble_texts(
         val=made["val"],
         test=made["test"],
     )
+
+
+def drop_short(texts: LabelledTexts, tokenizer: TokenizerName, min_length: int) -> LabelledTexts:
+    """Return the texts that have ``min_length`` tokens or more, in their order.
+
+    Args:
+        texts: The texts.
+        tokenizer: What makes their tokens.
+        min_length: Fewest tokens.
+
+    Raises:
+        UserError: If ``min_length`` is negative.
+    """
+    if min_length < 0:
+        raise UserError("data.params.min_length", min_length, "0 or more is needed")
+    if min_length == 0:
+        return texts
+    sizes = (count_tokens(text, tokenizer) for text in texts.texts)
+    return texts.take(index for index, size in enumerate(sizes) if size >= min_length)
 
 
 def _join(vocabulary: Vocabulary, documents: Sequence[str]) -> NDArray[np.int64]:

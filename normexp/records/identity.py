@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from normexp.config.paths import DATA_PATHS
 from normexp.records.schema import NUMERICS_VERSION
 
 # Keys that cannot change a run's numbers: where results go, who is told, how the work is cut.
@@ -16,7 +17,7 @@ EXCLUDED_KEYS: Final = frozenset(
 )
 EXCLUDED_TRAINER_KEYS: Final = frozenset({"checkpoint_interval_s"})
 # Where files lie does not change what is in them: the data fingerprint stands for that.
-EXCLUDED_DATA_PARAMS: Final = frozenset({"root"})
+EXCLUDED_DATA_PARAMS: Final = frozenset(DATA_PATHS)
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
