@@ -122,6 +122,7 @@ def _list_models() -> list[dict[str, Any]]:
 
 
 def _list_data() -> list[dict[str, Any]]:
+    """Return the cards, with inputs and targets in words; null is what only the data tell."""
     from normexp.data import DATASETS
 
     rows = []
@@ -129,7 +130,11 @@ def _list_data() -> list[dict[str, Any]]:
         card = dataclasses.replace(entry.card, check_files=None)
         facts = dataclasses.asdict(card)
         facts.pop("check_files")
-        rows.append({"name": entry.name, **facts})
+        if card.is_text:
+            facts |= {"num_train_val": None, "num_test": None}
+        inputs = "text" if card.is_text else _show(card.image_shape)
+        targets = "next token" if card.num_classes is None else f"{card.num_classes} labels"
+        rows.append({"name": entry.name, "inputs": inputs, "targets": targets, **facts})
     return rows
 
 
@@ -153,7 +158,7 @@ def _list_experiments() -> list[dict[str, Any]]:
 # What a terminal of 80 columns holds.
 COLUMNS = {
     "models": ("name", "placements", "description"),
-    "data": ("name", "description", "num_classes", "image_shape", "needs_download"),
+    "data": ("name", "description", "inputs", "targets", "needs_download"),
     "experiments": ("name", "question"),
 }
 

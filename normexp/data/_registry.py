@@ -15,7 +15,7 @@ class DatasetCard:
     Attributes:
         description: One line for ``normexp list data``.
         source: Where the data come from.
-        num_classes: Number of labels; None where the data tell.
+        num_classes: Number of labels; None where the next token is to be predicted.
         image_shape: Of images: channels, height and width as stored, before ``image_size``.
         num_train_val: Of images: samples that training and validation share.
         num_test: Of images: samples of the test split.

@@ -10,6 +10,7 @@ from command_line import normexp
 
 from normexp.cli.list import KINDS
 from normexp.config.choices import list_choices
+from normexp.data import DATASETS
 from normexp.models import PLACEMENTS
 from normexp.norms import NORMS, NormCard, WeightCard
 
@@ -80,6 +81,26 @@ def test_norms_have_every_field_of_their_cards():
             names = {field.name for field in dataclasses.fields(WeightCard)} - {"parametrize"}
             assert set(row["weight"]) == names
             assert row["weight"]["formula"] == card.weight.formula
+
+
+def test_data_tell_images_from_texts_and_labels_from_next_tokens():
+    rows = {row["name"]: row for row in json.loads(normexp("list", "data", "--json").out)}
+    for entry in DATASETS:
+        row, card = rows[entry.name], entry.card
+        for name in ("description", "source", "num_classes", "is_text", "needs_download"):
+            assert row[name] == getattr(card, name), name
+        # A card's 0 is "not declared": no data set is empty.
+        assert (row["num_train_val"] is None) == (row["num_test"] is None) == card.is_text
+        assert row["num_test"] != 0
+    facts = {name: (row["inputs"], row["targets"]) for name, row in rows.items()}
+    assert facts["cifar10"] == ("3 x 32 x 32", "10 labels")
+    assert facts["docstrings"] == ("text", "8 labels")
+    assert facts["python_docs"] == facts["text_file"] == ("text", "next token")
+    out = normexp("list", "data").out
+    for name, (inputs, targets) in facts.items():
+        (line,) = [line for line in out.splitlines() if line.split()[1:2] == [name]]
+        assert inputs in line
+        assert targets in line
 
 
 def find_row(out: str, name: str) -> str:
