@@ -89,7 +89,9 @@ def record_flow(model: nn.Module, watched: Iterable[str], inputs: Tensor) -> Flo
         flow.calls[path] += 1
         frames.append(path)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if len(tensors) == 1 and len(args) == 1 and args[0] is tensors[0]:
+        # None stands for what is not given, such as a mask.
+        given = [argument for argument in args if argument is not None]
+        if len(tensors) == 1 and len(given) == 1 and args[0] is tensors[0]:
             flow.inputs[path] = args[0]
             flow.users_of(args[0])[path] += 1
         else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normexp.config.schema import CellConfig
-from normexp.data import load_dataset
+from normexp.data import DATASETS, load_dataset
 from normexp.measure import (
     ForeignLoad,
     Timing,
@@ -36,16 +36,6 @@ ROUNDS = 9
 MIN_WINDOW_S = 0.03
 # Share of the machine's cores that others may use before a timing no longer counts as alone.
 ALONE_BELOW = 0.05
-# Parameters of data sets that the shapes of a model or of its inputs depend on.
-_SHAPE_PARAMS = (
-    "image_size",
-    "tokenizer",
-    "max_vocabulary",
-    "context_length",
-    "min_length",
-    "max_length",
-    "padding_share",
-)
 
 
 def cost_key(config: CellConfig) -> str:
@@ -56,7 +46,9 @@ def cost_key(config: CellConfig) -> str:
     Args:
         config: A checked cell.
     """
-    data = {k: v for k, v in config.data.params.items() if k in _SHAPE_PARAMS}
+    # How long texts are and how many symbols they have may depend on any of the parameters.
+    is_text = DATASETS.get(config.data.name, key="data").card.is_text
+    data = {k: v for k, v in config.data.params.items() if is_text or k == "image_size"}
     placement = config.placement.name if config.placement else None
     return hash_of(
         [
@@ -113,7 +105,7 @@ def measure_costs(configs: Sequence[CellConfig]) -> list[dict[str, Any]]:
         {
             "schema_version": SCHEMA_VERSION,
             "cost_key": cost_key(subject.config),
-            "conditions": _describe_conditions(subject.config, device, foreign_share),
+            "conditions": _describe_conditions(subject, foreign_share),
             "timing": {
                 name: _describe_timing(timings[f"{index}/{name}"]) for name in subject.actions()
             },
@@ -246,14 +238,17 @@ class _Subject:
 
 
 def _build_subject(config: CellConfig) -> _Subject:
-    """Return a freshly initialised model of a cell, with real samples."""
+    """Return a freshly initialised model of a cell, with real samples.
+
+    Texts have all their padding, as the longest batch has: the most that an update costs.
+    """
     device = _device_of(config)
     data = load_dataset(config.data.name, config.data.params)
     # A rate this small keeps the numbers of thousands of timed updates ordinary.
     model, _, optimizer, clip = build_start(config, data, seed=0, lr=1e-6)
     model.to(device)
     size = config.micro_batch_size
-    inputs = data.train.inputs  # texts with all their padding: the most that an update costs
+    inputs = data.train.inputs
     if inputs.is_floating_point():
         inputs = inputs.to(next(model.parameters()).dtype)
     prediction = inputs[torch.arange(PREDICTION_BATCH_SIZE) % len(data.train)]
@@ -297,10 +292,9 @@ def _describe_timing(timing: Timing) -> dict[str, Any]:
     }
 
 
-def _describe_conditions(
-    config: CellConfig, device: torch.device, foreign_share: float | None
-) -> dict[str, Any]:
-    is_cuda = device.type == "cuda"
+def _describe_conditions(subject: _Subject, foreign_share: float | None) -> dict[str, Any]:
+    config, device = subject.config, subject.device
+    is_cuda, is_text = device.type == "cuda", not subject.inputs.is_floating_point()
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else describe_cpu(),
         "cpu": describe_cpu(),
@@ -308,6 +302,8 @@ def _describe_conditions(
         "precision": config.precision,
         "memory_format": "contiguous",
         "mode": "eager",
+        # Of a text, its padding included: the most that a batch is cut to.
+        "num_positions": subject.inputs.shape[1] if is_text else None,
         "torch": torch.__version__,
         "warmup_calls": WARMUP_CALLS,
         "rounds": ROUNDS,

@@ -62,9 +62,8 @@ class EvaluationSums:
         loss = nats / max(count, 1.0)
         means = {"loss": loss, "accuracy": right / max(count, 1.0)}
         if self._token_bytes is not None:
-            means["perplexity"] = math.exp(loss) if loss < 700.0 else math.inf
-            if math.isnan(loss):
-                means["perplexity"] = math.nan
+            # torch's exp is infinite where math.exp raises.
+            means["perplexity"] = float(torch.tensor(loss, dtype=torch.float64).exp())
             if num_bytes:
                 means["bits_per_byte"] = known_nats / (math.log(2.0) * num_bytes)
         return means

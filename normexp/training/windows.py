@@ -127,8 +127,19 @@ class WindowSource:
         lengths = self.train.lengths
         if lengths is None or not self.is_trimmed:
             return None
-        longest: list[list[int]] = np.maximum(lengths[indices].max(-1), 1).tolist()
+        longest: list[list[int]] = longest_texts(lengths, indices).tolist()
         return longest
+
+
+def longest_texts(lengths: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions that batches of texts are cut to: one at least.
+
+    Args:
+        lengths: Valid positions of each text.
+        indices: Texts of each batch, ``(..., batch_size)``.
+    """
+    longest: NDArray[np.int64] = np.maximum(lengths[indices].max(-1), 1)
+    return longest
 
 
 class EvaluationSource:
@@ -168,5 +179,5 @@ class EvaluationSource:
             first = max(0, end - size) if self.is_filled else start
             inputs = split.inputs[first:end]
             if self.lengths is not None:
-                inputs = inputs[:, : max(1, int(self.lengths[first:end].max()))]
+                inputs = inputs[:, : int(longest_texts(self.lengths, np.arange(first, end)))]
             yield inputs, split.targets[start:end]

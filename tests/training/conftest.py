@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_texts
 
 from normexp.config.schema import (
     BudgetConfig,
@@ -42,5 +43,16 @@ def make_cell(tmp_path: Path) -> MakeCell:
             "num_evaluations": 1,
         }
         return CellConfig(**{**settings, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_text_cell(tmp_path: Path) -> MakeCell:
+    """Return a function that builds a cell of a tiny Transformer in a fresh folder."""
+    small_texts.register_small_texts()
+
+    def make(task: str, norm: str = "layer_norm", **changes: Any) -> CellConfig:
+        return small_texts.make_text_cell(tmp_path, task, norm, **changes)
 
     return make
