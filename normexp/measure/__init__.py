@@ -3,6 +3,7 @@
 from normexp.measure._tracked import find_tracked_layers
 from normexp.measure.batch_statistics import batch_statistics
 from normexp.measure.folding import Folding, fold_norms, max_difference
+from normexp.measure.gradients import GradientNorm, gradient_norms, summarize_gradients
 from normexp.measure.load import ForeignLoad
 from normexp.measure.memory import (
     PeakMemory,
@@ -38,6 +39,7 @@ __all__ = [
     "Estimator",
     "Folding",
     "ForeignLoad",
+    "GradientNorm",
     "PeakMemory",
     "RunningStatisticError",
     "Timing",
@@ -46,6 +48,7 @@ __all__ = [
     "device_synchronizer",
     "find_tracked_layers",
     "fold_norms",
+    "gradient_norms",
     "max_difference",
     "memory_by_part",
     "ms_per_micro_batch",
@@ -59,5 +62,6 @@ __all__ = [
     "saved_for_backward_bytes",
     "storage_bytes",
     "summarize",
+    "summarize_gradients",
     "time_interleaved",
 ]

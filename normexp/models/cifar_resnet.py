@@ -47,6 +47,10 @@ class CifarResNet(nn.Module):
         num_stages: Stages.
         shortcut: "projection" or "padding".
         layer_scale_init: What the factors of placement layer_scale start at.
+
+    Attributes:
+        block_paths: Where its residual blocks are, in the order of the forward pass.
+        last_branch_weight: Name of the weight that the last branch ends with.
     """
 
     def __init__(
@@ -99,6 +103,10 @@ class CifarResNet(nn.Module):
                 blocks.append(block)
                 num_in = num_out
             self.stages.append(blocks)
+        self.block_paths = tuple(
+            f"stages.{stage}.{index}" for stage in range(num_stages) for index in range(num_blocks)
+        )
+        self.last_branch_weight = f"{self.block_paths[-1]}.conv2.weight"
         self.final_norm = (
             norm(num_in, role="final", dims=2, is_activated=True) if has_final_norm else None
         )

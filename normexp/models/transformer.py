@@ -302,6 +302,7 @@ class Transformer(nn.Module):
     Attributes:
         is_causal: Whether no position may see a later one.
         masks_norms: Whether norms get the mask.
+        block_paths: Where its blocks are, in the order of the forward pass.
         last_branch_weight: Name of the weight that the last branch ends with.
     """
 
@@ -333,6 +334,7 @@ class Transformer(nn.Module):
         self.is_causal = is_causal
         self.has_padding = has_padding
         self.masks_norms = mask_norms
+        self.max_length = max_length
         self.embedding_scale = math.sqrt(width)
         self.token_embedding = nn.Embedding(vocabulary_size, width)
         set_initial_std(self.token_embedding, width**-0.5)
@@ -378,7 +380,8 @@ class Transformer(nn.Module):
                     )
                 )
             )
-        self.last_branch_weight = f"blocks.{depth - 1}.mlp.branch.down.weight"
+        self.block_paths = tuple(f"blocks.{index}" for index in range(depth))
+        self.last_branch_weight = f"{self.block_paths[-1]}.mlp.branch.down.weight"
         self.final_norm = (
             build_norm(width, norm, role="final", is_masked=mask_norms)
             if placement in _HAS_FINAL_NORM
@@ -400,7 +403,13 @@ class Transformer(nn.Module):
                 if the model is one of padded texts. What stands at other positions is seen by
                 nothing but norms without the mask. A text without a valid position has the mean
                 zero: its logits are the head's bias.
+
+        Raises:
+            ValueError: If there are more positions than the model was built for.
         """
+        if tokens.shape[1] > self.max_length:
+            has = f"{tokens.shape[1]} positions"
+            raise ValueError(f"{has} are given, and the model has {self.max_length}")
         if mask is None and self.has_padding:
             mask = tokens != PAD_ID
         x = self.token_embedding(tokens) * self.embedding_scale

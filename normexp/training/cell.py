@@ -43,7 +43,7 @@ from normexp.training.check import CellFacts, check_cell
 from normexp.training.checkpoint import TimedCheckpoint, restore
 from normexp.training.evaluation import evaluation_statistics
 from normexp.training.optim import ParameterGroup, build_lr
-from normexp.training.probes import run_probes
+from normexp.training.probes import run_initial_probes, run_probes
 from normexp.training.recorder import Recorder
 from normexp.training.solo import Diverged, SoloModule, quiet_lightning
 from normexp.training.summary import build_summary
@@ -140,9 +140,10 @@ class _Run:
             trackers = self._build_trackers()
             module.recorder.trackers = trackers
             trainer = self._build_trainer(module, trackers)
+            extra = self._probe_start(trainer)
             ending = self._fit(trainer, module)
             if ending.status == "completed":
-                extra = self._probe(module)
+                extra |= self._probe(module)
         except (KeyboardInterrupt, SystemExit, SIGTERMException) as exception:
             interrupt = exception
             ending = Ending("interrupted", "stopped by a signal")
@@ -302,14 +303,35 @@ class _Run:
                 module.end_evaluation()
         return Ending("completed")
 
+    def _probe_start(self, trainer: pl.Trainer) -> dict[str, float]:
+        """Return what the configured probes find in the initial model, and note their reports.
+
+        The model is built anew, also where the run goes on from a checkpoint: what is found
+        follows from seed and data, so a resumed run finds the same.
+        """
+        if "initial_gradients" not in self.config.probes:
+            return {}
+        start = build_start(self.config, self.data, seed=self.seed, lr=self.config.scaled_lr)
+        with trainer.precision_plugin.forward_context():
+            metrics, reports = run_initial_probes(
+                self.config.probes,
+                start.model.to(trainer.strategy.root_device),
+                self.data.train,
+                micro_batch_size=self.config.micro_batch_size,
+                is_trimmed=self.data.is_trimmed,
+            )
+        self.reports |= reports
+        return metrics
+
     def _probe(self, module: SoloModule) -> dict[str, float]:
         """Return what the configured probes find in the trained model, and note their reports."""
-        metrics, self.reports = run_probes(
+        metrics, reports = run_probes(
             self.config.probes,
             module.model,
             module.split_on_device(self.data.train).inputs,
             batch_size=self.config.trainer.eval_batch_size,
         )
+        self.reports |= reports
         return metrics
 
     def _write_summary(
