@@ -19,7 +19,8 @@ EXPERIMENTS = list_choices("experiment")
 
 def test_the_promised_experiments_are_there():
     promised = {"quickstart", "statistic_set", "small_batch", "with_without_bn"}
-    assert promised | {"batch_size_accumulation"} <= set(EXPERIMENTS)
+    of_texts = {"pre_vs_post", "text_norms", "padding", "text_classification_norms"}
+    assert promised | of_texts | {"batch_size_accumulation"} <= set(EXPERIMENTS)
 
 
 def file_of(name: str) -> dict[str, Any]:
