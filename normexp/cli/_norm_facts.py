@@ -15,9 +15,9 @@ from normexp.norms import (
     NormCard,
     NormLayer,
     NormRecord,
-    check_statistic_sets,
     count_channels,
 )
+from normexp.training.positions import find_leak, gets_mask, kernel_of, mixes_positions
 
 # Of M values, their mean and variance are two: what is left has M - 2 degrees of freedom, and no
 # output lies beyond sqrt(M - 1) standard deviations. At M = 2 nothing is left but a sign; at 4 the
@@ -112,7 +112,8 @@ class Setting:
         accumulation_steps: Micro-batches in an update.
         num_micro_batches: Micro-batches of the whole budget.
         world_size: Ranks to tell M for.
-        is_causal: Whether no position of the model may see a later one.
+        has_padding: Whether the data are texts with positions that are not valid.
+        is_trimmed: Whether a batch of texts is cut to its longest text.
     """
 
     device: Literal["cpu", "cuda"]
@@ -120,17 +121,15 @@ class Setting:
     accumulation_steps: int
     num_micro_batches: int
     world_size: int
-    is_causal: bool
+    has_padding: bool
+    is_trimmed: bool
 
 
-def describe_layer(layer: NormLayer, model: nn.Module, setting: Setting) -> NormFacts:
-    """Return the facts of a norm layer."""
+def describe_layer(
+    layer: NormLayer, model: nn.Module, setting: Setting, refusal: UserError | None
+) -> NormFacts:
+    """Return the facts of a norm layer, and the answer of training if it would refuse it."""
     card = NORMS.get(layer.name).card
-    try:
-        check_statistic_sets([layer])
-        refusal = None
-    except UserError as error:
-        refusal = str(error)
     ranks = setting.world_size if layer.name in _SYNCHRONIZED else 1
     statistics = tuple(
         StatisticFacts(axes, size, size * ranks if "batch" in axes else size)
@@ -147,12 +146,12 @@ def describe_layer(layer: NormLayer, model: nn.Module, setting: Setting) -> Norm
         M=layer.statistic_set_size,
         M_at_world_size=min((s.size_at_world_size for s in statistics), default=None),
         world_size=setting.world_size,
-        kernel=card.kernel_on(setting.device),
+        kernel=kernel_of(module, card, model, setting.device),
         kernel_words=card.kernel,
         num_parameters=sum(p.numel() for p in module.parameters()),
         params=layer.params,
-        warnings=tuple(_find_warnings(layer, card, setting)),
-        refusal=refusal,
+        warnings=tuple(_find_warnings(layer, card, model, setting)),
+        refusal=None if refusal is None else str(refusal),
     )
 
 
@@ -198,17 +197,19 @@ def _find_weight_warnings(fan_in: int, is_centring: bool) -> Iterator[Finding]:
         yield Finding("fixed_output", "layer", "M = 2: of two weights only the larger's place")
 
 
-def _find_warnings(layer: NormLayer, card: NormCard, setting: Setting) -> Iterator[Finding]:
+def _find_warnings(
+    layer: NormLayer, card: NormCard, model: nn.Module, setting: Setting
+) -> Iterator[Finding]:
     """Yield what the user may not have meant with a layer."""
     sizes = list(zip(layer.statistic_sets, layer.statistic_set_sizes, strict=True))
     for axes, size in sizes:
         yield from _find_few_values(axes, size, card, is_only=len(sizes) == 1)
     yield from _find_other_name(layer)
-    has_positions = len(layer.input_shape) > 2
-    if setting.is_causal and card.mixes_positions and has_positions:
+    if find_leak([layer], model) is not None:
         yield Finding(
             "leak", "model", "mixes positions in a causal model: each one sees what follows it"
         )
+    yield from _find_padding(layer, model, setting)
     is_by_batch = any({"batch", "ghost"} & set(axes) for axes, _ in sizes)
     if is_by_batch and setting.accumulation_steps > 1:
         micro, steps = setting.micro_batch_size, setting.accumulation_steps
@@ -227,12 +228,30 @@ def _find_warnings(layer: NormLayer, card: NormCard, setting: Setting) -> Iterat
             "one chunk, as in batch_norm",
         )
     yield from _find_short_budget(layer, card, setting)
-    if card.kernel_on(setting.device) == "composite":
+    module = model.get_submodule(layer.path)
+    if kernel_of(module, card, model, setting.device) == "composite":
         yield Finding(
             "composite_kernel",
             "model",
             f"no fused kernel on {setting.device}: a time measured here is of several kernels",
         )
+
+
+def _find_padding(layer: NormLayer, model: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Yield what the shape and M of a layer on padded texts do not tell."""
+    if setting.is_trimmed:
+        yield Finding(
+            "longest_text",
+            "model",
+            "shape and M are of the longest text of all; each batch is cut to its own longest",
+        )
+    if not setting.has_padding or not mixes_positions(layer):
+        return
+    if gets_mask(model.get_submodule(layer.path), model):
+        message = "M counts padding too: statistics are over the valid positions, which are fewer"
+        yield Finding("valid_positions", "model", message)
+    else:
+        yield Finding("sees_padding", "model", "no mask: statistics are over padding too")
 
 
 def _find_short_budget(layer: NormLayer, card: NormCard, setting: Setting) -> Iterator[Finding]:

@@ -86,7 +86,8 @@ class _InspectTask(TrainTask):
 def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
     """Return the facts of a cell's norm layers in forward order, then of its normalized weights.
 
-    The model is built and run on the meta device; no file of the data set is opened.
+    The model is built and run on the meta device. Of images no file is opened; texts are loaded,
+    since only they tell how long they are and how many symbols they have.
 
     Args:
         config: A composed cell in its one spelling.
@@ -97,31 +98,24 @@ def describe_cell(config: CellConfig, world_size: int) -> list[NormFacts]:
     from normexp.cli._norm_facts import Setting, describe_layer, describe_weights
     from normexp.config.validate import budget_samples
     from normexp.data import describe_dataset
-    from normexp.models import build_model
     from normexp.norms import describe_norm_layers
-    from normexp.training.check import build_norm_factory, placement_of
+    from normexp.training.check import build_cell_model, find_refusals
 
     data = describe_dataset(config.data.name, config.data.params)
     with torch.device("meta"):
-        model = build_model(
-            config.model.name,
-            config.model.params,
-            input_shape=data.input_shape,
-            num_classes=data.num_classes,
-            norm=build_norm_factory(config.norm),
-            placement=placement_of(config),
-            tokens=data.tokens,
-        )
+        model = build_cell_model(config, data)
     setting = Setting(
         device="cuda" if config.trainer.accelerator == "gpu" else "cpu",
         micro_batch_size=config.micro_batch_size,
         accumulation_steps=config.accumulation_steps,
         num_micro_batches=budget_samples(config, data.num_train) // config.micro_batch_size,
         world_size=world_size,
-        is_causal=bool(getattr(model, "is_causal", False)),
+        has_padding=data.tokens is not None and data.tokens.has_padding,
+        is_trimmed=data.is_trimmed,
     )
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
-    facts = [describe_layer(layer, model, setting) for layer in layers]
+    refusals = find_refusals(layers, model, data, allow_leak=config.allow_leak)
+    facts = [describe_layer(layer, model, setting, refusals.get(layer.path)) for layer in layers]
     return facts + describe_weights(model, setting)
 
 

@@ -29,6 +29,7 @@ class DatasetFacts:
         num_val: Samples of the validation split.
         num_test: Samples of the test split.
         tokens: Of texts: what they ask of a model.
+        is_trimmed: Whether a batch of texts is cut to its longest text.
     """
 
     input_shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class DatasetFacts:
     num_val: int
     num_test: int
     tokens: TokenTask | None = None
+    is_trimmed: bool = False
 
 
 def load_dataset(name: str, params: Mapping[str, Any]) -> Dataset:
@@ -83,6 +85,7 @@ def describe_dataset(name: str, params: Mapping[str, Any]) -> DatasetFacts:
             num_val=len(data.val),
             num_test=len(data.test),
             tokens=data.tokens,
+            is_trimmed=data.is_trimmed,
         )
     assert card.image_shape is not None
     assert card.num_classes is not None

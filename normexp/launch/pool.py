@@ -144,10 +144,17 @@ def _finish(ended: _Running) -> str:
 
 def _describe_death(job: Job, reason: str) -> dict[str, Any]:
     """Return the summary of a run whose process could not write one."""
+    from normexp.data import DATASETS, load_dataset
     from normexp.training.summary import build_summary
+    from normexp.training.totals import TextTotals, count_texts
 
     facts, config = job.cell.facts, job.cell.config
     history = read_history(job.folder)
+    updates = int(history["update"].max()) if len(history) else 0
+    texts = TextTotals()
+    if DATASETS.get(config.data.name, key="data").card.is_text:
+        data = load_dataset(config.data.name, config.data.params)
+        texts = count_texts(data, facts.plan, seed=job.seed, updates=updates)
     return build_summary(
         facts,
         run_id=run_id(job.seed, config.to_plain(), facts.data_fingerprint),
@@ -155,7 +162,8 @@ def _describe_death(job: Job, reason: str) -> dict[str, Any]:
         status="failed",
         reason=reason,
         metrics={},
-        updates=int(history["update"].max()) if len(history) else 0,
+        updates=updates,
+        texts=texts,
     )
 
 

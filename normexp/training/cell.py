@@ -47,6 +47,7 @@ from normexp.training.probes import run_initial_probes, run_probes
 from normexp.training.recorder import Recorder
 from normexp.training.solo import Diverged, SoloModule, quiet_lightning
 from normexp.training.summary import build_summary
+from normexp.training.totals import count_texts
 from normexp.training.trackers import build_trackers, close_trackers
 from normexp.training.windows import EvaluationSource, WindowSource
 
@@ -346,6 +347,7 @@ class _Run:
             reason=ending.reason,
             metrics={**module.recorder.latest, **extra},
             updates=module.update,
+            texts=count_texts(self.data, self.facts.plan, seed=self.seed, updates=module.update),
             wall_s=module.recorder.wall_s,
             resumed_from_update=resumed_from,
             parameter_groups=[group.describe() for group in self.groups],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from normexp.config.schema import CellConfig, NormConfig
 from normexp.config.validate import budget_samples, check_fields
-from normexp.data import DATASETS, Dataset, load_dataset
+from normexp.data import DATASETS, Dataset, DatasetFacts, load_dataset
 from normexp.data.batches import UpdatePlan
 from normexp.errors import UserError
 from normexp.models import MODELS, build_model
@@ -94,12 +95,8 @@ def check_cell(config: CellConfig) -> CellFacts:
     with torch.device("meta"):
         model = build_cell_model(config, data)
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
-    check_statistic_sets(layers)
-    check_padding(layers, model, data)
-    check_pooling(layers, model)
-    is_leaking = find_leak(layers, model) is not None
-    if not config.allow_leak:
-        check_causality(layers, model)
+    for refusal in find_refusals(layers, model, data, allow_leak=config.allow_leak).values():
+        raise refusal
     if config.optimizer.adaptive_clip is not None:
         build_adaptive_clip(model, config.optimizer.adaptive_clip)
     check_evaluation(config, data, model)
@@ -110,8 +107,37 @@ def check_cell(config: CellConfig) -> CellFacts:
         num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         data_fingerprint=data.fingerprint,
         input_shape=data.input_shape,
-        is_leaking=is_leaking,
+        is_leaking=find_leak(layers, model) is not None,
     )
+
+
+def find_refusals(
+    layers: Sequence[NormLayer],
+    model: nn.Module,
+    data: Dataset | DatasetFacts,
+    *,
+    allow_leak: bool,
+) -> dict[str, UserError]:
+    """Return why norm layers cannot do their work on the data, by path and in their order.
+
+    Args:
+        layers: All norm layers of a model, in the order of the forward pass.
+        model: Their model.
+        data: Its data set, or what is known of it.
+        allow_leak: Whether positions of a causal model may see later ones.
+    """
+    found = {}
+    for layer in layers:
+        try:
+            check_statistic_sets([layer])
+            check_padding([layer], model, data)
+            if layer is layers[-1]:
+                check_pooling([layer], model)
+            if not allow_leak:
+                check_causality([layer], model)
+        except UserError as error:
+            found[layer.path] = error
+    return found
 
 
 def build_plan(config: CellConfig, data: Dataset) -> UpdatePlan:
@@ -152,7 +178,7 @@ def build_plan(config: CellConfig, data: Dataset) -> UpdatePlan:
     return plan
 
 
-def build_cell_model(config: CellConfig, data: Dataset) -> nn.Module:
+def build_cell_model(config: CellConfig, data: Dataset | DatasetFacts) -> nn.Module:
     """Return the cell's model, not yet initialised.
 
     Raises:

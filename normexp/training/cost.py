@@ -29,6 +29,7 @@ from normexp.records import NUMERICS_VERSION, SCHEMA_VERSION, hash_of
 from normexp.records.environment import describe_cpu
 from normexp.training.build import build_start
 from normexp.training.objective import sum_losses
+from normexp.training.positions import kernel_of
 
 PREDICTION_BATCH_SIZE = 256
 WARMUP_CALLS = 5
@@ -275,9 +276,11 @@ def _describe_kernels(model: nn.Module, device: torch.device) -> str:
 
     A composite against a fused kernel is a comparison of code as much as of methods.
     """
-    records = (getattr(module, "norm_record", None) for module in model.modules())
-    cards = [NORMS.get(record.name).card for record in records if isinstance(record, NormRecord)]
-    kinds = {card.kernel_on(device.type) for card in cards}
+    kinds = {
+        kernel_of(module, NORMS.get(record.name).card, model, device.type)
+        for module in model.modules()
+        if isinstance(record := getattr(module, "norm_record", None), NormRecord)
+    }
     return ", ".join(sorted(kinds - {"none"}, reverse=True)) or "none"
 
 

@@ -13,6 +13,7 @@ from normexp.data import Dataset
 from normexp.errors import UserError
 from normexp.measure import batch_statistics, find_tracked_layers, reestimated_statistics
 from normexp.norms import NormLayer, count_channels, describe_norm_layers
+from normexp.training.positions import gets_mask
 
 
 def evaluation_statistics(
@@ -110,6 +111,33 @@ def check_evaluation(config: CellConfig, data: Dataset, model: nn.Module) -> Non
                     size,
                     f"in a batch of {batch} layer {layer.path} gets {_elements(layer)} value a "
                     "channel, which has no variance; choose a size that leaves 2 or more",
+                )
+    if any(gets_mask(model.get_submodule(path), model) for path in paths):
+        _check_valid_positions(evaluation, data)
+
+
+def _check_valid_positions(evaluation: EvaluationConfig, data: Dataset) -> None:
+    """Raise if a batch of texts has too few valid positions for a variance."""
+    size = evaluation.batch_size
+    assert size is not None
+    is_filled = evaluation.statistics == "batch"
+    splits = {"validation": data.val.lengths, "test": data.test.lengths}
+    if not is_filled:
+        assert data.train.lengths is not None
+        splits = {"training": data.train.lengths[: evaluation.num_samples]}
+    for split, lengths in splits.items():
+        assert lengths is not None
+        for start in range(0, len(lengths), size):
+            end = min(start + size, len(lengths))
+            first = max(0, end - size) if is_filled else start
+            found = int(lengths[first:end].sum())
+            if found < 2:
+                raise UserError(
+                    "evaluation.batch_size",
+                    size,
+                    f"the {end - first} texts from number {first} of the {split} split of "
+                    f"{data.name} have {found} tokens together, and a variance needs 2 or more; "
+                    "choose a larger size",
                 )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from normexp.data import Dataset
+from normexp.data import Dataset, DatasetFacts
 from normexp.errors import UserError
-from normexp.norms import NORMS, NormLayer
+from normexp.norms import NORMS, NormCard, NormLayer
 
 
 def find_leak(layers: Iterable[NormLayer], model: nn.Module) -> NormLayer | None:
@@ -40,13 +40,15 @@ def check_causality(layers: Iterable[NormLayer], model: nn.Module) -> None:
         )
 
 
-def check_padding(layers: Iterable[NormLayer], model: nn.Module, data: Dataset) -> None:
+def check_padding(
+    layers: Iterable[NormLayer], model: nn.Module, data: Dataset | DatasetFacts
+) -> None:
     """Raise if a norm that reduces over positions has no defined padding to see, or no mask.
 
     Args:
         layers: The norm layers of the model.
         model: The model.
-        data: Its data set.
+        data: Its data set, or what is known of it.
 
     Raises:
         UserError: For the first such layer, with what would help.
@@ -56,7 +58,7 @@ def check_padding(layers: Iterable[NormLayer], model: nn.Module, data: Dataset) 
     for layer in layers:
         if not mixes_positions(layer):
             continue
-        if getattr(model.get_submodule(layer.path), "is_masked", False):
+        if gets_mask(model.get_submodule(layer.path), model):
             continue
         reads = f"layer {layer.path} has statistics over positions without the mask of valid ones"
         if getattr(model, "masks_norms", False):
@@ -112,3 +114,16 @@ def mixes_positions(layer: NormLayer) -> bool:
     return len(layer.input_shape) > 2 and (
         is_reducing or NORMS.get(layer.name).card.mixes_positions
     )
+
+
+def gets_mask(norm: nn.Module, model: nn.Module) -> bool:
+    """Tell whether a norm layer is given the mask of valid positions, because there is padding."""
+    return bool(getattr(model, "has_padding", False) and getattr(norm, "is_masked", False))
+
+
+def kernel_of(norm: nn.Module, card: NormCard, model: nn.Module, device_type: str) -> str:
+    """Return what computes a norm layer of a model: one fused kernel, a composite, or none.
+
+    Fused kernels know no mask.
+    """
+    return "composite" if gets_mask(norm, model) else card.kernel_on(device_type)

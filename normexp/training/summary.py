@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from normexp.norms import NormLayer
 from normexp.records import SCHEMA_VERSION, Status
 from normexp.training.check import CellFacts
+from normexp.training.totals import TextTotals
 
 
 def build_summary(
@@ -19,6 +21,7 @@ def build_summary(
     reason: str | None,
     metrics: Mapping[str, float],
     updates: int,
+    texts: TextTotals,
     wall_s: float | None = None,
     resumed_from_update: int | None = None,
     parameter_groups: Sequence[Mapping[str, Any]] = (),
@@ -34,6 +37,7 @@ def build_summary(
         reason: Why, in one line, unless it completed.
         metrics: ``<split>/<quantity>`` to the last value.
         updates: Updates done.
+        texts: What they consumed of texts.
         wall_s: Seconds that it took, if known.
         resumed_from_update: Updates that the last attempt found done.
         parameter_groups: The optimizer's groups.
@@ -58,6 +62,7 @@ def build_summary(
             "dropped_samples": plan.dropped_samples,
             "dropped_samples_per_epoch": plan.dropped_per_epoch,
             "effective_batch_size": plan.effective_batch_size,
+            **asdict(texts),
             "wall_s": wall_s,
             "resumed_from_update": resumed_from_update,
         },
