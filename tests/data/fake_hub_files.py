@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Lines as the Hub has them: empty ones hold nothing, others end in a line feed.
+# Lines as the Hub has them: empty ones hold nothing, others end in a line feed. Python takes
+# U+2028 for the end of a line, the data set does not.
 WIKI_LINES = {
     "train": [
         "",
@@ -17,7 +18,7 @@ WIKI_LINES = {
         "",
         " = = Section = = \n",
         "",
-        " Second of naïve Alpha . \n",
+        " Second of naïve\u2028Alpha . \n",
         "",
         "",
         " = Beta = \n",

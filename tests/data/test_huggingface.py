@@ -81,14 +81,16 @@ REVIEWS = {"tokenizer": "bytes", "max_vocabulary": None, "num_val": 4, "max_leng
 def test_an_article_goes_from_its_title_to_the_next_one() -> None:
     assert join_articles(WIKI_LINES["train"]) == [
         " = Alpha = \n\n First of = Alpha = . \n = Not alone = \n\n = = Section = = \n\n"
-        " Second of naïve Alpha . \n\n\n",
+        " Second of naïve\u2028Alpha . \n\n\n",
         " = Beta = \n\n Only of Beta . \n\n",
     ]
     # Text before the first title is not lost, nor is a title at the end; ends are added.
     assert join_articles([" No title . ", "", " = A = "]) == [" No title . \n\n", " = A = \n"]
     assert join_articles([]) == join_articles(["", ""]) == []
-    # Signs alone are no title.
-    assert len(join_articles([" = A = ", "", " = = ", "", " = = = ", "", " = "])) == 1
+    # A line that another touches is no title, nor are signs alone or in unequal number.
+    assert len(join_articles([" One ", "", " = A = ", " touches ", "", " = B = ", "", " x "])) == 2
+    for line in (" = ", " = = ", " = = = ", " = = A = ", " = A = = "):
+        assert len(join_articles([" = A = ", "", line, ""])) == 1
 
 
 @given(
@@ -448,6 +450,11 @@ def test_one_of_many_downloads_at_a_fixed_commit(fake_hub: FakeHub, data_home: P
     assert len(found) == 4
     revision = "e6281661ce1c48d982bc483cf8a173c1bbeb5d31"
     assert fake_hub.calls == [(imdb.PUBLICATION.hub_id, "plain_text", {"revision": revision})]
+    # What is whole is read without a lock, so from a read-only folder too.
+    lock = data_home / "imdb" / revision / ".lock"
+    lock.unlink(missing_ok=True)
+    hub.find_files(imdb.PUBLICATION, None)
+    assert not lock.exists()
 
 
 def test_a_write_that_fails_leaves_nothing(fake_hub: FakeHub, data_home: Path) -> None:
