@@ -142,7 +142,8 @@ def assemble_texts(
     splits = {split: drop_short(splits[split], tokenizer, min_length) for split in SPLITS}
     for split in SPLITS:
         if not splits[split].texts:
-            raise UserError("data.params.min_length", min_length, f"{name} has no {split} text")
+            expected = f"no {split} text of {name} has that many tokens"
+            raise UserError("data.params.min_length", min_length, expected)
     vocabulary = build_vocabulary(splits["train"].texts, tokenizer, max_vocabulary)
     ids = {
         split: [vocabulary.encode(text)[:max_length] for text in splits[split].texts]
