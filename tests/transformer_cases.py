@@ -18,8 +18,12 @@ FITTING = {"num_groups": 2, "fraction": 0.5, "ghost_size": 2}
 VOCABULARY_SIZE = 11
 NUM_CLASSES = 3
 
+# Refused: without an activation right behind them they are gain and shift alone.
+WITHOUT_EFFECT = ("evo_norm_b0", "evo_norm_s0")
 NORM_NAMES = [
-    entry.name for entry in NORMS if 1 in entry.card.dims and not entry.card.takes_condition
+    entry.name
+    for entry in NORMS
+    if 1 in entry.card.dims and not entry.card.takes_condition and entry.name not in WITHOUT_EFFECT
 ]
 PLACEMENT_NAMES = list(MODELS.get("transformer").card.placements)
 

@@ -67,8 +67,16 @@ def build_norm(num_features: int, norm: NormFactory, *, role: str, is_masked: bo
         norm: What builds it.
         role: Its role.
         is_masked: Whether norms get the mask at all.
+
+    Raises:
+        UserError: If the norm has no place in sequences, or normalizes nothing without an
+            activation right behind it, which no norm of a Transformer has.
     """
     layer = norm(num_features, role=role, dims=1)
+    if norm.get_card(role).statistic_sets.get(1) and getattr(layer, "statistic_sets", None) == ():
+        expected = "its statistics belong to an activation right behind it, and here is none: it "
+        key = f"norm.roles.{role}" if role in norm.roles else "norm"
+        raise UserError(key, norm.get_name(role), expected + "would be a gain and a shift alone")
     vars(layer)["is_masked"] = is_masked and norm.get_card(role).takes_mask
     return layer
 

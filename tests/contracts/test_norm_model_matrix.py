@@ -48,6 +48,8 @@ NUM_WEIGHTS = {"mlp": 2, "cifar_resnet": 9, "transformer": 12}
 OPTIONS = {"eps": 0.125, "momentum": 0.625, "affine": False, "num_groups": 2, "fraction": 0.5}
 # The defaults do not divide so few channels or samples, or leave one of them.
 FITTING = {"num_groups": 2, "fraction": 0.5, "ghost_size": 2}
+# Gain and shift alone where no activation follows a norm directly.
+WITHOUT_ACTIVATION = ("evo_norm_b0", "evo_norm_s0")
 # Images by their shape; texts by what they ask for, as token ids of 4 samples.
 TASKS = {
     "causal": TokenTask(9, is_language_modeling=True, has_padding=False),
@@ -71,6 +73,8 @@ def is_weight_norm(norm):
 def is_admitted(model, norm, placement):
     card = NORMS.get(norm).card
     if card.takes_condition or MODEL_DIMS[model] not in card.dims:
+        return False
+    if model == "transformer" and norm in WITHOUT_ACTIVATION:
         return False
     if placement is None or norm == "no_norm":
         return True

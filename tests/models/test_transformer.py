@@ -318,6 +318,8 @@ def test_queries_and_keys_have_a_norm_only_if_its_role_is_chosen():
         ("placement", {"placement": "deepnorm", "norm": "weight_norm"}, "no weight_norm"),
         ("placement", {"placement": "rezero", "norm": "rms_norm"}, "no_norm"),
         ("norm", {"norm": "adaptive_layer_norm"}, "condition"),
+        ("norm", {"norm": "evo_norm_b0"}, "an activation right behind it"),
+        ("norm.roles.qk", {"roles": {"qk": {"name": "evo_norm_b0"}}}, "a gain and a shift alone"),
         ("norm.roles.block", {"roles": {"block": {"name": "rms_norm"}}}, "attention, final, mlp"),
         (
             "norm.roles.final",
