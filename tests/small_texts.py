@@ -73,18 +73,22 @@ def build_small_labels(
     )
 
 
+def draw_documents() -> dict[str, list[str]]:
+    """Return the documents that a language model learns from, by split."""
+    rng = np.random.default_rng(5)
+    return {
+        split: [draw_text(rng, int(n), i % 3) for i, n in enumerate(rng.integers(20, 60, count))]
+        for split, count in {"train": 8, "val": 3, "test": 2}.items()
+    }
+
+
 def build_small_language(
     *, tokenizer: str = "characters", max_vocabulary: int | None = None, context_length: int = 7
 ) -> Dataset:
     """Build a language model's blocks; of the last one not every token is predicted."""
-    rng = np.random.default_rng(5)
-    documents = {
-        split: [draw_text(rng, int(n), i % 3) for i, n in enumerate(rng.integers(20, 60, count))]
-        for split, count in {"train": 8, "val": 3, "test": 2}.items()
-    }
     return assemble_language_model(
         LANGUAGE,
-        documents,
+        draw_documents(),
         tokenizer=tokenizer,
         max_vocabulary=max_vocabulary,
         context_length=context_length,
