@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from normexp.analysis.load import STATUSES, Results
+from normexp.analysis.load import STATUSES, TEXT_TOTALS, Results
 from normexp.analysis.statistics import Summary, summarize
+from normexp.analysis.target import count_reached
 from normexp.errors import UserError
 
 STATISTICS = ("n", "mean", "std", "ci95_low", "ci95_high")
@@ -34,8 +35,11 @@ def aggregate_cells(results: Results) -> pd.DataFrame:
     """Return one row a planned cell, in the order of the plan.
 
     Means are over the completed runs with a finite value; ``<metric>_n`` says how many those
-    are, and the ``num_`` columns say what became of all others.
+    are, and the ``num_`` columns say what became of all others. Runs of texts have their tokens,
+    the targets among them and the share of padding as means over the completed runs.
     """
+    reached = count_reached(results)
+    totals = [name for name in TEXT_TOTALS if results.runs[name].notna().any()]
     rows = []
     for cell, runs in _by_cell(results):
         counts = {status: int((runs["status"] == status).sum()) for status in STATUSES}
@@ -44,8 +48,11 @@ def aggregate_cells(results: Results) -> pd.DataFrame:
         row |= {f"num_{status}": count for status, count in counts.items()}
         for name in ("min_statistic_set", "num_parameters", "effective_batch_size"):
             row[name] = _only(runs[name].dropna(), cell, name)
+        row |= reached.get(cell, {})
         for metric in results.metrics:
             row |= named_statistics(metric, summarize(completed[metric]))
+        for name in totals:
+            row[f"{name}_mean"] = summarize(completed[name]).mean
         row["seeds"] = " ".join(str(seed) for seed in runs["seed"])
         row["run_ids"] = " ".join(str(run_id or "-") for run_id in runs["run_id"])
         row["mixed"] = " ".join(mixed_conditions(runs))
@@ -133,6 +140,8 @@ def _with_factors(results: Results, rows: Sequence[dict[str, Any]]) -> pd.DataFr
     for position, name in enumerate(results.factors):
         values = [by_cell.at[cell, name] for cell in frame["cell"]]
         frame.insert(position, name, pd.Series(values, dtype=object))
+    leaking = [bool(by_cell.at[cell, "is_leaking"]) for cell in frame["cell"]]
+    frame.insert(list(frame.columns).index("cell"), "is_leaking", leaking)
     return frame
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.text import Text
 
-from normexp.analysis import provenance
+from normexp.analysis import provenance, target
 from normexp.analysis.display import ABSENT, MIN_VALUES_FOR_INTERVAL
 from normexp.analysis.load import Results
 from normexp.analysis.render import Table
@@ -28,11 +28,13 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     table = build_cells_table(results)
     unbounded = out.options.update_width(1000)
     shown = _lay_out(table, table.headers, gap=1)
-    # The interval says more than the spread, which is in the written tables.
+    # The interval says more than the spread, which is in the written tables, and so is all that
+    # follows from the loss.
     fewer = [name for name in table.headers if not name.startswith("std")]
-    for gap in (1, 0):
+    fewest = [name for name in fewer if not name.endswith((": mean", ": median"))]
+    for headers, gap in ((fewer, 1), (fewest, 1), (fewest, 0)):
         if out.measure(shown, options=unbounded).maximum > out.width:
-            shown = _lay_out(table, fewer, gap=gap)
+            shown = _lay_out(table, headers, gap=gap)
     out.print(Text(str(results.plan.get("title") or results.name), style="bold"))
     out.print(shown)
     counts = ", ".join(f"{n} {words}" for words, n in provenance.count_statuses(results))
@@ -40,6 +42,9 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     mark = f" [{ABSENT}]: no interval where n < {MIN_VALUES_FOR_INTERVAL}."
     marks = mark if has_no_interval else ""
     out.print(Text(f"{len(results.runs)} runs: {counts}. M: smallest statistic set.{marks}"))
+    sentence = target.describe_target(results)
+    if sentence:
+        out.print(Text(f"Target: {sentence}"))
     for warning in provenance.list_warnings(results):
         out.print(Text(f"! {warning}", style="yellow"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -16,13 +16,19 @@ ABSENT = "-"
 MIN_VALUES_FOR_INTERVAL = 3
 
 
+UNITS = {"loss": "nats", "loss_per_token": "nats a token", "bits_per_byte": "bits a byte"}
+# Where the name of a metric would say its unit twice.
+WORDS = {"loss_per_token": "loss", "bits_per_byte": "loss"}
+
+
 @dataclass(frozen=True)
 class Score:
     """One metric as it is shown: accuracies become errors in figures and percent everywhere.
 
     Attributes:
         metric: Name in the records, such as ``test/accuracy``.
-        name: Name of what figures show, such as ``test/error``.
+        name: Name of what figures show, such as ``test/error``; of a language model's loss
+            ``test/loss_per_token``, which is the same number.
     """
 
     metric: str
@@ -31,7 +37,7 @@ class Score:
     @property
     def is_error(self) -> bool:
         """Whether the figure shows one minus the metric."""
-        return self.name != self.metric
+        return self.name.endswith("/error")
 
     @property
     def scale(self) -> float:
@@ -57,10 +63,20 @@ class Score:
 
 
 def choose_score(metrics: Sequence[str], split: str) -> Score:
-    """Return the score of a split: its error if it has an accuracy, else its loss."""
+    """Return the score of a split: its error if it has an accuracy, else its loss.
+
+    Of a language model it is the loss: how often the likeliest token is right says less.
+    """
+    if is_language_model(metrics):
+        return Score(f"{split}/loss", f"{split}/loss_per_token")
     if f"{split}/accuracy" in metrics or f"{split}/loss" not in metrics:
         return Score(f"{split}/accuracy", f"{split}/error")
     return Score(f"{split}/loss", f"{split}/loss")
+
+
+def is_language_model(metrics: Iterable[str]) -> bool:
+    """Return whether metrics are those of language models: they alone have a perplexity."""
+    return any(metric.endswith("/perplexity") for metric in metrics)
 
 
 def is_percent(metric: str) -> bool:
@@ -68,17 +84,29 @@ def is_percent(metric: str) -> bool:
     return metric.endswith(("/accuracy", "/error"))
 
 
-def metric_label(metric: str) -> str:
+def metric_label(metric: str, metrics: Iterable[str] = ()) -> str:
     """Return a metric's name with its unit.
+
+    Args:
+        metric: The metric.
+        metrics: All metrics of the experiment: they tell whether a loss is one of tokens.
 
     Examples:
         >>> metric_label("test/accuracy")
         'test accuracy (%)'
         >>> metric_label("val/loss")
         'val loss (nats)'
+        >>> metric_label("val/loss", ["val/loss", "val/perplexity"])
+        'val loss (nats a token)'
+        >>> metric_label("test/bits_per_byte")
+        'test loss (bits a byte)'
     """
-    unit = " (%)" if is_percent(metric) else " (nats)" if metric.endswith("/loss") else ""
-    return metric.replace("/", " ").replace("_", " ") + unit
+    split, _, quantity = metric.rpartition("/")
+    if quantity == "loss" and is_language_model(metrics):
+        quantity = "loss_per_token"
+    unit = " (%)" if is_percent(metric) else f" ({UNITS[quantity]})" if quantity in UNITS else ""
+    words = WORDS.get(quantity, quantity).replace("_", " ")
+    return f"{split.replace('/', ' ').replace('_', ' ')} {words}".strip() + unit
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -136,6 +164,11 @@ def show_mean(summary: Summary, metric: str) -> str:
     return f"{mean} [{interval}]"
 
 
+def show_average(summary: Summary, metric: str) -> str:
+    """Return the mean alone."""
+    return ABSENT if math.isnan(summary.mean) else _show_metric(summary.mean, metric)
+
+
 def show_std(summary: Summary, metric: str) -> str:
     """Return the standard deviation, ``-`` for fewer than two values."""
     return ABSENT if math.isnan(summary.std) else _show_metric(summary.std, metric)
@@ -176,4 +209,9 @@ def show_notes(row: pd.Series, metric: str) -> str:
 
 def _show_metric(value: float, metric: str) -> str:
     """Return a metric's value as tables print it."""
-    return f"{100 * value:.2f}" if is_percent(metric) else f"{value:#.4g}".rstrip(".")
+    if is_percent(metric):
+        return f"{100 * value:.2f}"
+    # A perplexity is e to the loss, so it may be of any size; no exponents below a million.
+    if metric.endswith("/perplexity") and 1e4 <= value < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}".rstrip(".")

@@ -45,9 +45,17 @@ ENVIRONMENT = (
     "numerics_version",
     "started_at",
 )
+# Of texts alone, and not in records of earlier versions.
+TEXT_TOTALS = ("tokens", "targets", "padded_share")
 # Read from the configuration also when they do not vary: figures need them.
 BASE_COLUMNS = ("norm", "micro_batch_size", "accumulation_steps")
-METRIC_ORDER = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "train/loss")
+METRIC_ORDER = (
+    *("test/accuracy", "test/loss", "test/perplexity", "test/bits_per_byte"),
+    *("val/accuracy", "val/loss", "val/perplexity", "val/bits_per_byte"),
+    "train/loss",
+)
+# What every run has at its end.
+USUAL_METRICS = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "train/loss")
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Results:
         runs: One row a planned run, whether it exists or not; ``status`` says which.
         history: Rows of all planned runs that have a history, with ``cell`` and ``seed``.
         costs: One row a cell that was measured apart from training.
+        gradients: One row a parameter of each run with the probe of initial gradients.
         extra_runs: Runs on disk that the plan does not name; they are in no table.
     """
 
@@ -74,6 +83,7 @@ class Results:
     runs: pd.DataFrame
     history: pd.DataFrame
     costs: pd.DataFrame
+    gradients: pd.DataFrame
     extra_runs: tuple[str, ...]
 
     @property
@@ -117,6 +127,7 @@ def load_results(experiment_dir: Path | str) -> Results:
         runs=runs,
         history=_history_frame(records),
         costs=_records.costs_frame(directory, list(base)),
+        gradients=_gradients_frame(records),
         extra_runs=tuple(f"{cell}/seed={seed}" for cell, seed in sorted(extra)),
     )
 
@@ -156,6 +167,10 @@ def _base_values(cell: Mapping[str, Any], records: Sequence[_records.Run]) -> di
     for key in BASE_COLUMNS:
         found = anywhere[0].get(key) if anywhere else None
         values.setdefault(key, found.get("name") if isinstance(found, Mapping) else found)
+    models = [
+        record.summary.get("model") or {} for record in records if record.cell == cell["cell"]
+    ]
+    values["is_leaking"] = any(model.get("is_leaking") is True for model in models)
     return values
 
 
@@ -168,7 +183,7 @@ def _metric_names(records: Sequence[_records.Run]) -> tuple[str, ...]:
     """Return all final metrics found: the known ones first, the others by name."""
     found = {name for record in records for name in record.summary.get("metrics") or {}}
     if not any(name.startswith("test/") for name in found):
-        found |= set(METRIC_ORDER)  # no run has come to its end; these it will have
+        found |= set(USUAL_METRICS)  # no run has come to its end; these it will have
     known = [name for name in METRIC_ORDER if name in found]
     return (*known, *sorted(found - set(known)))
 
@@ -194,13 +209,13 @@ def _runs_frame(
                 **{name: environment.get(name) for name in ENVIRONMENT},
                 **base[record.cell],
                 **{name: values.get(name) for name in metrics},
-                **{name: totals.get(name) for name in TOTALS},
+                **{name: totals.get(name) for name in (*TOTALS, *TEXT_TOTALS)},
                 "min_statistic_set": model.get("min_statistic_set"),
                 "num_parameters": model.get("num_parameters"),
             }
         )
     frame = _object_frame(rows)
-    for name in (*metrics, "epochs", "wall_s"):
+    for name in (*metrics, "epochs", "wall_s", *TEXT_TOTALS):
         frame[name] = pd.to_numeric(frame[name]).astype("float64")
     whole = [name for name in TOTALS if name not in ("epochs", "wall_s")]
     for name in ("seed", *whole, "min_statistic_set", "num_parameters"):
@@ -219,6 +234,20 @@ def _history_frame(records: Sequence[_records.Run]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame({name: [] for name in columns})
     return pd.concat(parts, ignore_index=True)[columns]
+
+
+def _gradients_frame(records: Sequence[_records.Run]) -> pd.DataFrame:
+    """Return what the probe of initial gradients reports, with the cell and seed it is of."""
+    columns = ("name", "role", "block", "num_elements", "gradient_norm", "weight_norm")
+    rows = []
+    for record in records:
+        report = (record.summary.get("probes") or {}).get("initial_gradients") or {}
+        rows += [
+            {"cell": record.cell, "seed": record.seed, **{key: entry[key] for key in columns}}
+            for entry in report.get("parameters", ())
+        ]
+    frame = pd.DataFrame(rows, columns=["cell", "seed", *columns])
+    return frame.astype({"block": "Int64", "gradient_norm": "float64", "weight_norm": "float64"})
 
 
 def _object_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from normexp.analysis import cost
 from normexp.analysis.aggregate import mixed_conditions
 from normexp.analysis.display import ABSENT, short_names, show_number, show_value
 from normexp.analysis.figures import WrittenFigure
+from normexp.analysis.leaks import MEANING, mark_table
 from normexp.analysis.load import STATUSES, Results
 from normexp.analysis.render import Table
 from normexp.analysis.selection import explain_no_selection
@@ -63,6 +64,9 @@ def list_warnings(results: Results) -> list[str]:
         )
     if results.runs["is_dirty"].eq(True).any():
         warnings.append("Some runs were made with uncommitted changes in the code.")
+    leaking = int(results.cells["is_leaking"].eq(True).sum())
+    if leaking:
+        warnings.append(f"{leaking} of {len(results.cells)} cells leak. {MEANING}")
     company = cost.warn_of_company(results)
     if company:
         warnings.append(company)
@@ -99,7 +103,7 @@ def list_unfinished(results: Results) -> Table:
         )
         for _, row in runs.iterrows()
     )
-    return Table(
+    table = Table(
         name="unfinished",
         title="Runs that did not complete",
         caption="They are counted in the notes of their cell and are in no mean.",
@@ -107,6 +111,7 @@ def list_unfinished(results: Results) -> Table:
         headers=(*names.values(), "seed", "status", "reason", "run id"),
         rows=rows,
     )
+    return mark_table(results, table)
 
 
 def list_settings(results: Results) -> list[tuple[str, str]]:
@@ -207,7 +212,7 @@ def build_sources_table(results: Results, cells: pd.DataFrame) -> Table:
         )
         for _, row in cells.iterrows()
     )
-    return Table(
+    table = Table(
         name="sources",
         title="Seeds and run ids",
         caption="In the same order; '-' is a run without a record. The cell is a folder of runs/.",
@@ -215,6 +220,7 @@ def build_sources_table(results: Results, cells: pd.DataFrame) -> Table:
         headers=(*names.values(), "seeds", "run ids", "cell"),
         rows=rows,
     )
+    return mark_table(results, table)
 
 
 def _default_reason(status: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from normexp.analysis import provenance
+from normexp.analysis import provenance, target
 from normexp.analysis.figures import WrittenFigure, write_figures
 from normexp.analysis.load import Results, load_results
 from normexp.analysis.render import Table, render_csv, render_markdown
@@ -56,6 +56,7 @@ def _collect(results: Results, tables: list[Table], figures: list[WrittenFigure]
         "name": results.name,
         "question": plan.get("question"),
         "expected": plan.get("expected"),
+        "target": target.describe_target(results),
         "command": plan.get("command"),
         "counts": provenance.count_statuses(results),
         "warnings": provenance.list_warnings(results),

@@ -35,7 +35,7 @@ def aggregate_running_statistics(results: Results) -> pd.DataFrame:
     metrics = recorded_metrics(results)
     counts = ["num_seeds", *(f"num_{status}" for status in STATUSES)]
     names = [f"{metric}_{statistic}" for metric in metrics for statistic in STATISTICS]
-    return cells[[*results.factors, *counts, *names, "mixed", "cell"]]
+    return cells[[*results.factors, *counts, *names, "mixed", "is_leaking", "cell"]]
 
 
 def recorded_metrics(results: Results) -> list[str]:

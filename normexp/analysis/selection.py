@@ -11,6 +11,7 @@ import pandas as pd
 from normexp.analysis.aggregate import aggregate_cells
 from normexp.analysis.display import show_value
 from normexp.analysis.load import Results
+from normexp.config.metrics import TARGET_METRICS
 
 EDGE = "at the edge of the grid"
 DEFAULT_CHOOSER = "val/accuracy"
@@ -51,7 +52,7 @@ def select_cells(results: Results) -> pd.DataFrame:
             values |= {factor: None, **{name: tried.iloc[0][name] for name in others}}
             note = f"no {factor} at which every run completed"
         else:
-            means = whole[f"{metric}_mean"] * (-1 if metric.endswith("/loss") else 1)
+            means = whole[f"{metric}_mean"] * (-1 if TARGET_METRICS[metric] == "down" else 1)
             best = whole.iloc[int(means.to_numpy().argmax())]
             values |= {name: best[name] for name in cells.columns}
             note = EDGE if is_at_edge(best[factor], tried[factor].tolist()) else ""

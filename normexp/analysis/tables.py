@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from normexp.analysis import cost, running_statistics, selection
+from normexp.analysis import cost, running_statistics, selection, target
 from normexp.analysis.aggregate import aggregate_cells, aggregate_convergence, summary_of
 from normexp.analysis.display import (
     ABSENT,
     choose_score,
+    is_language_model,
     metric_label,
     short_names,
+    show_average,
     show_count,
     show_mean,
     show_notes,
@@ -22,6 +24,7 @@ from normexp.analysis.display import (
     show_std,
     show_value,
 )
+from normexp.analysis.leaks import mark_table
 from normexp.analysis.load import Results
 from normexp.analysis.render import Table, render_csv, render_latex, render_markdown
 from normexp.analysis.selection import select_cells, selection_of
@@ -54,6 +57,8 @@ def build_cells_table(results: Results) -> Table:
     frame = aggregate_cells(results)
     metric = choose_score(results.metrics, "test").metric
     names = short_names(results.factors)
+    has_target = target.find_target(results) is not None
+    others = _other_scores(results)
     rows = []
     for _, row in frame.iterrows():
         summary = summary_of(row, metric)
@@ -64,18 +69,28 @@ def build_cells_table(results: Results) -> Table:
                 show_count(summary.n, int(row["num_seeds"])),
                 show_mean(summary, metric),
                 show_std(summary, metric),
+                *(show_average(summary_of(row, other), other) for other in others),
+                *(target.show_reached(row) if has_target else ()),
                 show_notes(row, metric),
             )
         )
-    label = metric_label(metric)
-    return Table(
+    label = metric_label(metric, results.metrics)
+    reached = target.HEADERS if has_target else ()
+    captions = [FORMULAS, "M: elements in the smallest statistic set of the model."]
+    captions += [f"{target.describe_target(results)} {target.CAPTION}"] if has_target else []
+    table = Table(
         name="cells",
         title="Result of each cell",
-        caption=f"{FORMULAS} M: elements in the smallest statistic set of the model.",
+        caption=" ".join(captions),
         frame=frame,
-        headers=(*names.values(), "M", "n", f"{label}: mean [95% t]", "std (n-1)", "notes"),
+        headers=(
+            *(*names.values(), "M", "n", f"{label}: mean [95% t]", "std (n-1)"),
+            *(f"{metric_label(other)}: mean" for other in others),
+            *(*reached, "notes"),
+        ),
         rows=tuple(rows),
     )
+    return mark_table(results, table)
 
 
 def build_selection_table(results: Results) -> Table:
@@ -94,8 +109,8 @@ def build_selection_table(results: Results) -> Table:
         for name in (chooser, metric):
             shown.append(show_mean(summary_of(row, name), name) if is_chosen else ABSENT)
         rows.append((*shown, show_number(row["num_levels"]), row["selection_note"]))
-    labels = [f"{metric_label(name)}: mean [95% t]" for name in (chooser, metric)]
-    return Table(
+    labels = [f"{metric_label(name, results.metrics)}: mean [95% t]" for name in (chooser, metric)]
+    table = Table(
         name="selection",
         title=f"Best {names.get(factor, factor)} of each arm",
         caption=(
@@ -107,6 +122,7 @@ def build_selection_table(results: Results) -> Table:
         headers=(*names.values(), *labels, "levels tried", "notes"),
         rows=tuple(rows),
     )
+    return mark_table(results, table)
 
 
 def build_running_statistics_table(results: Results) -> Table:
@@ -139,8 +155,8 @@ def build_convergence_table(results: Results) -> Table:
                 *map(show_mean, summaries, metrics),
             )
         )
-    labels = [f"{metric_label(metric)}: mean [95% t]" for metric in metrics]
-    return Table(
+    labels = [f"{metric_label(metric, results.metrics)}: mean [95% t]" for metric in metrics]
+    table = Table(
         name="convergence",
         title="Convergence",
         caption=f"{FORMULAS} Evaluation k of all runs stands at the same share of the budget.",
@@ -148,6 +164,7 @@ def build_convergence_table(results: Results) -> Table:
         headers=(*names.values(), "k", "samples", "updates", "n", *labels),
         rows=tuple(rows),
     )
+    return mark_table(results, table)
 
 
 def cost_table(results: Results, name: str) -> Table:
@@ -200,4 +217,12 @@ def _table_of(
         shown = show(row)
         headers = tuple(shown)
         rows.append((*(show_value(row[factor]) for factor in results.factors), *shown.values()))
-    return Table(name, title, caption, frame, (*names.values(), *headers), tuple(rows))
+    headers = (*names.values(), *headers)
+    return mark_table(results, Table(name, title, caption, frame, headers, tuple(rows)))
+
+
+def _other_scores(results: Results) -> list[str]:
+    """Return what the main table shows beside the loss of a language model."""
+    if not is_language_model(results.metrics):
+        return []
+    return [name for name in ("test/perplexity", "test/bits_per_byte") if name in results.metrics]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from normexp.analysis.display import short_names, show_value
 from normexp.analysis.figures._style import Look, norm_look
+from normexp.analysis.leaks import mark_name
 
 MAX_COLUMNS = 6
 # A grid of rows and columns with more holes than this is a list of panels instead.
@@ -41,9 +42,10 @@ def describe(row: pd.Series, factors: Sequence[str]) -> str:
 
 
 def describe_arm(row: pd.Series, factors: Sequence[str]) -> str:
-    """Return the name of an arm: the norm, then its parameters that vary."""
+    """Return the name of an arm: the norm, then its parameters that vary, then if it leaks."""
     settings = describe(row, [f for f in arm_factors(factors) if f != "norm"])
-    return f"{row['norm']}, {settings}" if settings else str(row["norm"])
+    name = f"{row['norm']}, {settings}" if settings else str(row["norm"])
+    return mark_name(name, row.get("is_leaking"))
 
 
 def name_arms(frame: pd.DataFrame, factors: Sequence[str], shown: Sequence[str]) -> list[str]:

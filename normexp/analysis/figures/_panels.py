@@ -77,6 +77,26 @@ def draw_panels(
     return Panels(figure, axes, height, width)
 
 
+def draw_side_by_side(
+    num_panels: int, looks: Mapping[Any, Look], *, panel_height_in: float
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure whose panels have axes of their own, with one legend above them.
+
+    Args:
+        num_panels: Panels, one or two.
+        looks: Looks by the text of the legend.
+        panel_height_in: Height of the panels in inches.
+    """
+    longest = CHARACTER_IN * max(len(str(name)) for name in looks) + 0.5
+    width_in = COLUMN_IN if num_panels == 1 and longest < COLUMN_IN else PAGE_IN
+    num_in_row = _legend_columns([str(name) for name in looks], width_in)
+    legend_in = LEGEND_ROW_IN * math.ceil(len(looks) / num_in_row)
+    figure = new_figure(width_in, panel_height_in + legend_in + 0.3)
+    axes = figure.subplots(1, num_panels, squeeze=False)
+    _draw_legend(figure, looks, num_in_row, "", has_crosses=False)
+    return figure, list(axes[0])
+
+
 def label_axes(panels: Panels, x: str, y: str) -> None:
     """Write the axis labels once for all panels, beside the axes where there is one."""
     first = next(iter(panels.axes.values()))

@@ -141,6 +141,33 @@ def set_score_axis(panels: Panels, axis: ScoreAxis) -> None:
             axes.spines["left"].set_bounds(axis.low, axis.high)
 
 
+def choose_log_axis(values: Floats, bounds: Floats) -> ScoreAxis:
+    """Return a log axis of positive numbers.
+
+    Args:
+        values: Means and single runs, of which the positive ones are inside.
+        bounds: Ends of the intervals: they widen the axis by a factor of two at most.
+    """
+    values, bounds = values[values > 0], bounds.ravel()
+    low, high = float(values.min()), float(values.max())
+    inside = np.clip(bounds[bounds > 0], low / 2.0, high * 2.0)
+    low, high = min([low, *inside]) / 1.15, max([high, *inside]) * 1.15
+    # What is flat is to look flat: no axis shows less than a factor of four.
+    widen = max(1.0, math.sqrt(4.0 * low / high))
+    low, high = low / widen, high * widen
+    return ScoreAxis("log", low, high, high, 1.0, math.inf, 1.0, "")
+
+
+def set_log_axis(axes: Axes, axis: ScoreAxis) -> None:
+    """Give one panel a log axis of numbers of any size."""
+    axes.set_yscale("log", nonpositive="clip")
+    digits = (1, 2, 5) if axis.high / axis.low < 100.0 else (1,)
+    powers = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
+    step = 1 + len(powers) // 9
+    _set_ticks(axes, [float(f"{d}e{p}") for p in powers if p % step == 0 for d in digits])
+    axes.set_ylim(axis.low, axis.high)
+
+
 def score_label(name: str, axis: ScoreAxis) -> str:
     """Return the label of an axis: score, unit, and the scale where it is not linear."""
     return metric_label(name) + (", log scale" if axis.kind == "log" else "")

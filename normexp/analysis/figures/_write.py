@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from normexp.analysis.figures._registry import FIGURES, NotApplicable
 from normexp.analysis.figures._style import use_style
+from normexp.analysis.leaks import MEANING, is_any_marked
 from normexp.analysis.load import Results
 from normexp.analysis.render import render_csv
 from normexp.records.store import write_whole
@@ -62,7 +63,10 @@ def write_figures(
             continue
         with use_style():
             files = render(entry.build(data))
-        caption = " ".join([caption, *filter(None, entry.card.notes(data))])
+        notes = [*filter(None, entry.card.notes(data))]
+        if any(is_any_marked(data[name].tolist()) for name in data):
+            notes.append(MEANING)
+        caption = " ".join([caption, *notes])
         paths = {}
         for suffix, content in {**files, "csv": render_csv(data).encode()}.items():
             paths[suffix] = folder / f"{name}.{suffix}"

@@ -37,6 +37,7 @@ from normexp.analysis.figures._scales import (
     set_score_axis,
 )
 from normexp.analysis.figures._style import Look, level_looks
+from normexp.analysis.leaks import mark_name
 from normexp.analysis.load import Results
 
 
@@ -187,7 +188,9 @@ def _label_cells(results: Results) -> pd.DataFrame:
     if len(set(arms)) == 1 and open_factors:
         key = "micro_batch_size" if "micro_batch_size" in open_factors else open_factors[-1]
         open_factors = [factor for factor in open_factors if factor != key]
-        named = [describe_panel(row, [key]) for _, row in cells.iterrows()]
+        named = [
+            mark_name(describe_panel(row, [key]), row["is_leaking"]) for _, row in cells.iterrows()
+        ]
         rest = [factor for factor in factors if factor not in (key, *open_factors)]
         lines = add_differences(cells, named, rest, open_factors)
     panels = split_panels(cells, open_factors).assign(arm=arms, line=lines)

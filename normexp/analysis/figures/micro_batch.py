@@ -1,4 +1,4 @@
-"""Test error against the micro-batch: the figure of Wu and He (2018)."""
+"""Test error or loss against the micro-batch: the figure of Wu and He (2018)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def notes(data: pd.DataFrame) -> list[str]:
     "micro_batch",
     FigureCard(
         frame=frame,
-        title="Test error against the micro-batch",
+        title="Test error or loss against the micro-batch",
         caption=(
             "Mean over the completed runs of each cell; bars are the 95% interval of the mean "
             "(Student's t). A cross at the top counts diverged runs of all runs of the cell: they "

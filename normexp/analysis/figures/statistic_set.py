@@ -10,7 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normexp.analysis.aggregate import aggregate_cells, named_statistics, summary_of
-from normexp.analysis.display import choose_score, is_percent, show_value
+from normexp.analysis.display import (
+    UNITS,
+    choose_score,
+    is_percent,
+    metric_label,
+    show_value,
+)
 from normexp.analysis.figures._intervals import (
     MIN_RUNS,
     draw_uncertainty,
@@ -99,7 +105,7 @@ def notes(data: pd.DataFrame) -> list[str]:
     "statistic_set",
     FigureCard(
         frame=frame,
-        title="Error against the smallest statistic set",
+        title="Error or loss against the smallest statistic set",
         caption=(
             "M is the number of elements that share one mean and variance in the layer where it "
             "is smallest. Bars are 95% intervals: Welch's for a difference of two arms, Student's "
@@ -153,10 +159,11 @@ def _label_score(name: str, axis: ScoreAxis) -> str:
     base = name.removesuffix("_difference")
     if base == name:
         return score_label(name, axis)
-    units = ["percentage points" if is_percent(base) else "nats"]
+    units = ["percentage points" if is_percent(base) else UNITS[base.rpartition("/")[2]]]
     if axis.kind == "symlog":
         units.append(f"log scale beyond ±{axis.unit:g}")
-    return f"{base.replace('/', ' ')}: {FIRST} - {SECOND}\n({', '.join(units)})"
+    words = metric_label(base).partition(" (")[0]
+    return f"{words}: {FIRST} - {SECOND}\n({', '.join(units)})"
 
 
 def draw_line(
