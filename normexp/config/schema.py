@@ -174,10 +174,10 @@ class SelectConfig:
 
 @dataclass
 class TargetConfig:
-    """What a run is to reach to count as a success: a validation metric, at any evaluation."""
+    """What a run is to reach to count as a success, at any evaluation; null for no target."""
 
-    metric: str = "val/loss"
-    value: float = MISSING
+    metric: Optional[str] = None
+    value: Optional[float] = None
 
 
 @dataclass
@@ -194,8 +194,13 @@ class ExperimentConfig:
     expected: Optional[str] = None
     grid: list[Any] = field(default_factory=list)
     select: Optional[SelectConfig] = None
-    target: Optional[TargetConfig] = None
+    target: Optional[TargetConfig] = field(default_factory=TargetConfig)
     figures: list[str] = field(default_factory=list)
+
+    def plain_target(self) -> Optional[dict[str, Any]]:
+        """Return the target in plain containers, None without one."""
+        plain = dataclasses.asdict(self.target) if self.target else {}
+        return plain if any(value is not None for value in plain.values()) else None
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from normexp.config.metrics import TARGET_METRICS
-from normexp.config.schema import CellConfig, EvaluationConfig, TargetConfig
+from normexp.config.schema import CellConfig, EvaluationConfig
 from normexp.errors import UserError, choices_hint
 
 LR_SCALING_RULES = ("none", "linear", "sqrt")
@@ -35,8 +36,7 @@ def check_fields(config: CellConfig) -> None:
     for probe in config.probes:
         _check_choice("probes", probe, PROBES)
     _check_evaluation(config.evaluation)
-    if config.experiment.target is not None:
-        _check_target(config.experiment.target)
+    _check_target(config.experiment.plain_target())
     for key, count in {
         "micro_batch_size": config.micro_batch_size,
         "accumulation_steps": config.accumulation_steps,
@@ -111,13 +111,21 @@ def _check_evaluation(evaluation: EvaluationConfig) -> None:
             raise UserError(f"evaluation.{key}", size, "1 or more is needed")
 
 
-def _check_target(target: TargetConfig) -> None:
-    _check_choice("experiment.target.metric", target.metric, tuple(TARGET_METRICS))
-    if not (math.isfinite(target.value) and target.value > 0):
-        raise UserError("experiment.target.value", target.value, "a number above 0 is needed")
-    if target.metric == "val/accuracy" and target.value > 1:
-        expected = "accuracies are fractions: a number in (0, 1] is needed"
-        raise UserError("experiment.target.value", target.value, expected)
+def _check_target(target: Mapping[str, Any] | None) -> None:
+    if target is None:
+        return
+    metric, value = target["metric"], target["value"]
+    key = "experiment.target.value"
+    if metric is None:
+        choices = f"a target needs a metric; {choices_hint('', TARGET_METRICS)}"
+        raise UserError("experiment.target.metric", "null", choices)
+    _check_choice("experiment.target.metric", metric, tuple(TARGET_METRICS))
+    if value is None:
+        raise UserError(key, "null", f"a target needs the value of {metric} to reach")
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(key, value, "a number above 0 is needed")
+    if metric == "val/accuracy" and value > 1:
+        raise UserError(key, value, "accuracies are fractions: a number in (0, 1] is needed")
 
 
 def _check_name(name: str) -> None:

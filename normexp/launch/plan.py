@@ -191,7 +191,7 @@ def _write(
             "expected": experiment.expected,
             "figures": list(experiment.figures),
             "select": asdict(experiment.select) if experiment.select else None,
-            "target": asdict(experiment.target) if experiment.target else None,
+            "target": experiment.plain_target(),
             "command": command,
             "factors": factors,
             "cells": entries,

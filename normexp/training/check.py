@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normexp.config.metrics import TEXT_METRICS
 from normexp.config.schema import CellConfig, NormConfig
 from normexp.config.validate import budget_samples, check_fields
 from normexp.data import DATASETS, Dataset, DatasetFacts, load_dataset
@@ -91,6 +92,7 @@ def check_cell(config: CellConfig) -> CellFacts:
     _check_device(config)
     data = load_dataset(config.data.name, config.data.params)
     _check_augmentation(config, data)
+    _check_target(config, data)
     plan = build_plan(config, data)
     with torch.device("meta"):
         model = build_cell_model(config, data)
@@ -283,6 +285,16 @@ def _check_augmentation(config: CellConfig, data: Dataset) -> None:
     for key, value in asdict(config.data.augment).items():
         if value:
             raise UserError(f"data.augment.{key}", value, f"{data.name} has texts, not images")
+
+
+def _check_target(config: CellConfig, data: Dataset) -> None:
+    """Raise on a target that no run can reach, as nothing measures it."""
+    metric = (config.experiment.plain_target() or {}).get("metric")
+    if metric not in TEXT_METRICS:
+        return
+    if data.tokens is None or not data.tokens.is_language_modeling:
+        expected = f"{data.name} has labels; val/loss or val/accuracy is needed"
+        raise UserError("experiment.target.metric", metric, expected)
 
 
 def _check_device(config: CellConfig) -> None:
