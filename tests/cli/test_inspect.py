@@ -220,46 +220,82 @@ def test_a_composite_is_told() -> None:
     assert not messages(inspect(*RESNET, "norm=group_norm"), "composite_kernel")
 
 
-PLUGIN = """
-from dataclasses import dataclass
-from torch import nn
-from normexp.models import MODELS, ModelCard
-
-@dataclass(frozen=True)
-class OwnCard(ModelCard):
-    is_causal: bool = False
-
-class Rows(nn.Module):
-    def __init__(self, norm):
-        super().__init__()
-        self.norm = norm(8, role="block", dims=1)
-        self.head = nn.Linear(8, 10)
-
-    def forward(self, x):
-        return self.head(self.norm(x.flatten(1, 2)).mean(1))
-
-def build(input_shape, num_classes, *, norm, placement):
-    return Rows(norm)
-
-for is_causal in (True, False):
-    name = "causal_rows" if is_causal else "rows"
-    MODELS.register(name, OwnCard("rows of an image", "none", is_causal=is_causal))(build)
-"""
+TRANSFORMER = ["model=transformer", "placement=pre", "model.params.depth=1"]
+LANGUAGE = [*TRANSFORMER, "data=python_docs", "data.params.num_train=64"]
+TEXTS = [*TRANSFORMER, "data=docstrings"]
 
 
-def test_a_norm_over_positions_leaks_in_a_causal_model(tmp_path: Path) -> None:
-    file = tmp_path / "rows.py"
-    file.write_text(PLUGIN)
-    plugin = f"plugins=[{file}]"
-    leaks = {
-        (model, norm): "leak" in codes(inspect(plugin, f"model={model}", f"norm={norm}"))["norm"]
-        for model in ("causal_rows", "rows")
-        for norm in ("batch_norm", "layer_norm")
-    }
-    assert [pair for pair, leaks_here in leaks.items() if leaks_here] == [
-        ("causal_rows", "batch_norm")
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm"])
+def test_a_norm_over_positions_leaks_in_a_causal_model(norm: str) -> None:
+    rows = inspect(*LANGUAGE, f"norm={norm}")
+    assert [row["path"] for row in rows] == [
+        "blocks.0.attention.norm_before",
+        "blocks.0.mlp.norm_before",
+        "final_norm",
     ]
-    assert inspect(plugin, "model=rows")[0]["shape"] == [32, 8, 8]
+    assert {tuple(row["shape"]) for row in rows} == {(32, 128, 128)}
+    is_leaking = norm == "batch_norm"
+    assert {"leak" in found for found in codes(rows).values()} == {is_leaking}
+    assert {row["refusal"] is not None for row in rows} == {is_leaking}
+    # Among encoders it has the positions of a text for what they are.
+    assert "leak" not in codes(inspect(*TEXTS, f"norm={norm}"))["final_norm"]
+
+
+def test_a_leak_is_refused_until_it_is_allowed() -> None:
+    arguments = [*LANGUAGE, "norm=batch_norm"]
+    refused = normexp("train", *arguments)
+    assert refused.code == 2
+    line = refused.err.removeprefix("normexp: ").strip()
+    assert "allow_leak=true" in line
+    shown = " ".join(normexp("inspect", *arguments).out.split())
+    assert shown.endswith(f"training would refuse {line}")
+    allowed = " ".join(normexp("inspect", *arguments, "allow_leak=true").out.split())
+    assert allowed.endswith("training refuses no layer")
+    assert "all: mixes positions in a causal model: each one sees what follows it" in allowed
+
+
+def test_statistics_that_are_frozen_later_leak_until_then() -> None:
+    frozen = [*LANGUAGE, "norm=frozen_batch_norm"]
+    assert {row["refusal"] for row in inspect(*frozen)} == {None}
+    warming = inspect(*frozen, "norm.params.freeze_after_micro_batches=3")
+    assert all("allow_leak=true" in row["refusal"] for row in warming)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["norm=spectral_band_norm"], "model.params.mask_norms=false lets it see padding"),
+        (["norm=batch_norm", "model.params.mask_norms=false"], "longest is needed"),
+    ],
+)
+def test_what_padding_does_not_go_with_is_shown_as_training_tells_it(
+    arguments: list[str], line: str
+) -> None:
+    refused = normexp("train", *TEXTS, *arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert line in refused.err
+    shown = " ".join(normexp("inspect", *TEXTS, *arguments).out.split())
+    assert shown.endswith(f"training would refuse {refused.err.removeprefix('normexp: ').strip()}")
+
+
+def test_m_of_texts_is_of_the_longest() -> None:
+    rows = inspect(*TEXTS, "norm=batch_norm", "micro_batch_size=4")
+    longest = rows[0]["shape"][1]
+    assert {row["M"] for row in rows} == {4 * longest}
+    found = codes(rows)["final_norm"]
+    assert {"longest_text", "valid_positions", "composite_kernel"} <= found
+    assert {row["kernel"] for row in rows} == {"composite"}
+    # A norm of single positions sees no other; batches are cut all the same.
+    assert codes(inspect(*TEXTS, "norm=layer_norm"))["final_norm"] == {"longest_text"}
+    whole = [*TEXTS, "data.params.padding=longest"]
+    assert codes(inspect(*whole, "norm=layer_norm"))["final_norm"] == set()
+    seeing = inspect(*whole, "norm=batch_norm", "model.params.mask_norms=false")
+    assert "sees_padding" in codes(seeing)["final_norm"]
+    assert "valid_positions" not in codes(seeing)["final_norm"]
+    assert {row["kernel"] for row in seeing} == {"fused"}
+    # Blocks of a language model have no padding.
+    blocks = codes(inspect(*LANGUAGE, "norm=batch_norm"))["final_norm"]
+    assert not blocks & {"longest_text", "valid_positions", "sees_padding", "composite_kernel"}
 
 
 def test_an_experiment_is_one_cell_once_its_axes_are_set() -> None:
