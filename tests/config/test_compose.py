@@ -119,6 +119,8 @@ def test_paths_are_made_absolute_once_in_the_parent(composed, monkeypatch, tmp_p
     assert cell.output_root == str(tmp_path / "out")
     assert Path(cell.data.params["root"]) == tmp_path / "data"
     assert cell.plugins == [str(tmp_path / "my.py")]
+    cell = to_cell(composed("data=text_file", "data.params.path=a.txt"))
+    assert cell.data.params["path"] == str(tmp_path / "a.txt")
 
 
 def test_a_cell_is_plain(composed):

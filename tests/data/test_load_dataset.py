@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,25 @@ def test_two_loads_are_identical_and_the_second_is_free() -> None:
     for split in ("train", "val", "test"):
         assert torch.equal(getattr(again, split).inputs, getattr(first, split).inputs)
         assert torch.equal(getattr(again, split).targets, getattr(first, split).targets)
+
+
+def test_texts_do_not_depend_on_hash_seed_locale_or_process(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("naïve \u2603 text\n" * 100, encoding="utf-8")
+    texts = {"python_docs": {}, "docstrings": {}, "text_file": {"path": str(path)}}
+    code = f"""
+from normexp.data import load_dataset
+for name, params in {texts!a}.items():
+    print(load_dataset(name, params).fingerprint)
+"""
+    expected = [load_dataset(name, params).fingerprint for name, params in texts.items()]
+    # An ASCII locale, and kept so: Python would turn to UTF-8 by itself. Strings hash otherwise
+    # than in this process, unless its seed is set to this one.
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONHASHSEED": "7"}
+    environment = {**os.environ, **settings}
+    command = [sys.executable, "-c", code]
+    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.split() == expected
 
 
 def test_unknown_names_come_with_the_choices() -> None:

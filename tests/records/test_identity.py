@@ -26,7 +26,7 @@ from normexp.config.schema import (
 from normexp.records import NUMERICS_VERSION, cell_name, hash_of, identity, identity_of, run_id
 
 CELL = CellConfig(
-    data=DataConfig("digits", {"root": "/data", "num_val": 297}),
+    data=DataConfig("digits", {"root": "/data", "path": "/data/a.txt", "num_val": 297}),
     model=ModelConfig("cifar_resnet", {"depth": 8, "width": 16}),
     norm=NormConfig(
         "group_norm", {"num_groups": 8}, RolesConfig(stem=RoleNormConfig("batch_norm"))
@@ -47,6 +47,7 @@ CANNOT_CHANGE_A_NUMBER = {
     "plugins",
     "seeds",
     "data.params.root",
+    "data.params.path",
     "trainer.checkpoint_interval_s",
     "logger.trackers.csv",
 }
