@@ -85,9 +85,10 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> UserError | None:
         return None
     name = key[1].partition("[")[0]
     value = _value_of(name, overrides)
-    wanted = re.search(r"could not be converted to (\w+)", text)
+    wanted = re.search(r"could not be converted to (\w+)|is not a valid (bool)", text)
     if wanted is not None:
-        expected = f"{_TYPES.get(wanted[1], wanted[1])} is needed"
+        kind = wanted[1] or "Boolean"
+        expected = f"{_TYPES.get(kind, kind)} is needed"
         if value.startswith("["):
             expected += f"; several need a sweep: normexp sweep {name}={value.strip('[]')}"
         return UserError(name, value, expected)

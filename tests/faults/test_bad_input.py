@@ -13,6 +13,12 @@ from command_line import COMMAND, Outcome, normexp
 from normexp.norms import NORMS
 from normexp.records import write_plan
 
+# Stand for words that a command on texts needs.
+TEXT_WORDS = {
+    "LANGUAGE": "data=python_docs model=transformer placement=pre",
+    "TEXTS": "data=docstrings model=transformer placement=pre",
+}
+
 BAD_INPUT = [
     # names
     ("train norm=grup_norm", "norm=grup_norm: did you mean group_norm", "batch_norm, group_norm"),
@@ -87,6 +93,40 @@ BAD_INPUT = [
      "1000 or fewer"),
     ("train micro_batch_size=600 accumulation_steps=2", "accumulation_steps=2: 600 x 2 samples",
      "1 or fewer"),
+    # texts: what may see what, and what fits them
+    ("train norm=batch_norm LANGUAGE", "norm=batch_norm: layer blocks.0.attention.norm_before has ",
+     "allow_leak=true, which marks every row"),
+    ("train norm=layer_norm norm.roles.mlp.name=group_norm LANGUAGE", "norm=group_norm: layer "
+     "blocks.0.mlp.norm_before has statistics over positions", "such as layer_norm"),
+    ("sweep norm=layer_norm,batch_norm LANGUAGE", "norm=batch_norm: layer blocks.0.", "allow_leak"),
+    ("train norm=spectral_band_norm TEXTS", "norm=spectral_band_norm: layer blocks.0.attention.",
+     "model.params.mask_norms=false lets it see padding"),
+    ("train norm=batch_norm model.params.mask_norms=false TEXTS", "data.params.padding=batch: ",
+     "longest is needed"),
+    ("train norm=instance_norm TEXTS", "norm=instance_norm: layer final_norm centres each channel",
+     "norm.roles.final.name=layer_norm"),
+    ("train norm=layer_norm data.params.padding_share=0.5 TEXTS", "data.params.padding_share=0.5:",
+     "padding=longest is needed"),
+    ("train norm=layer_norm data.augment.crop_padding=2 LANGUAGE", "data.augment.crop_padding=2: ",
+     "python_docs has texts, not images"),
+    ("train norm=layer_norm data.augment.horizontal_flip=true TEXTS",
+     "data.augment.horizontal_flip=True: docstrings has texts, not images", ""),
+    ("train norm=layer_norm model=transformer", "model=transformer: takes texts", "data have none"),
+    ("train norm=layer_norm data=python_docs model=mlp", "model=mlp: takes images or features",
+     "and the data have texts"),
+    ("train norm=layer_norm data.params.context_length=1 LANGUAGE", "data.params.context_length=1:",
+     "2 or more"),
+    ("train norm=layer_norm data.params.context_length=200000 LANGUAGE", "split of python_docs ",
+     "tokens, and a block needs one more"),
+    ("train norm=layer_norm data.params.tokenizer=letters LANGUAGE", "data.params.tokenizer=let",
+     "characters"),
+    ("train norm=layer_norm data.params.max_vocabulary=3 LANGUAGE", "data.params.max_vocabulary=3:",
+     "more than 3 are needed"),
+    ("train norm=layer_norm data.params.tokenizer=bytes data.params.max_vocabulary=9 LANGUAGE",
+     "data.params.max_vocabulary=9: null is needed", "has all 256"),
+    ("train norm=layer_norm micro_batch_size=5000 LANGUAGE", "micro_batch_size=5000: the training ",
+     "split of python_docs has"),
+    ("train allow_leak=maybe", "allow_leak=maybe:", "true or false"),
     # files and folders
     ("train data=fashion_mnist data.params.root=/nope", "data.params.root=/nope: there is no such",
      "train-images-idx3-ubyte.gz"),
@@ -130,6 +170,8 @@ def assert_refused(outcome: Outcome, *fragments: str) -> None:
 def test_bad_input_is_refused_before_anything_is_written(
     tmp_path: Path, command: str, fault: str, right: str
 ) -> None:
+    for word, words in TEXT_WORDS.items():
+        command = command.replace(word, words)
     assert_refused(normexp(*command.split()), fault, right)
     assert list(tmp_path.iterdir()) == []
 
