@@ -78,7 +78,8 @@ def describe_target(results: Results) -> str:
     text = (
         f"A run succeeds if it completes and its {words} is at or {side} {value} at any evaluation"
     )
-    if target.metric in results.metrics:
+    found = set(results.history["metric"])
+    if target.metric in found or not found:
         return f"{text}."
     return f"{text}; no run has {target.metric}."
 

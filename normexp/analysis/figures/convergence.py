@@ -52,7 +52,9 @@ def frame(results: Results) -> pd.DataFrame:
     """
     points = aggregate_convergence(results)
     metrics = [name.removesuffix("_mean") for name in points.columns if name.endswith("_mean")]
-    score = choose_score(metrics, "val")
+    # A curve of losses alone does not tell whether they are of tokens; the final metrics do.
+    others = [metric for metric in results.metrics if not metric.startswith("val/")]
+    score = choose_score([*metrics, *others], "val")
     if points.empty or score.metric not in metrics:
         raise NotApplicable("no completed run has a validation curve")
     cells = _label_cells(results).set_index("cell")
