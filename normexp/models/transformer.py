@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -200,8 +201,8 @@ class Residual(nn.Module):
     def __init__(
         self,
         branch: nn.Module,
-        width: int,
         *,
+        width: int,
         norm: NormFactory,
         role: str,
         placement: str,
@@ -353,6 +354,15 @@ class Transformer(nn.Module):
         else:
             self.position_embedding = nn.Embedding(max_length, width)
             set_initial_std(self.position_embedding, _POSITION_STD)
+        build_residual = partial(
+            Residual,
+            width=width,
+            norm=norm,
+            placement=placement,
+            depth=depth,
+            is_masked=mask_norms,
+            layer_scale_init=layer_scale_init,
+        )
         self.blocks = nn.ModuleList()
         for _ in range(depth):
             attention = Attention(
@@ -372,21 +382,7 @@ class Transformer(nn.Module):
                 end_gain=(2.0 * depth) ** -0.5 if scale_residual_init else 1.0,
             )
             self.blocks.append(
-                Block(
-                    *(
-                        Residual(
-                            branch,
-                            width,
-                            norm=norm,
-                            role=role,
-                            placement=placement,
-                            depth=depth,
-                            is_masked=mask_norms,
-                            layer_scale_init=layer_scale_init,
-                        )
-                        for role, branch in (("attention", attention), ("mlp", mlp))
-                    )
-                )
+                Block(build_residual(attention, role="attention"), build_residual(mlp, role="mlp"))
             )
         self.block_paths = tuple(f"blocks.{index}" for index in range(depth))
         self.last_branch_weight = f"{self.block_paths[-1]}.mlp.branch.down.weight"
@@ -452,8 +448,9 @@ def _visible(mask: Bool[Tensor, "n l"], *, is_causal: bool) -> Bool[Tensor, "n 1
     if not is_causal:
         return (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
     length = mask.shape[1]
-    own = torch.ones(length, length, dtype=torch.bool, device=mask.device)
-    return ((mask[:, None, :] & own.tril()) | own.diag().diag())[:, None]
+    itself = torch.eye(length, dtype=torch.bool, device=mask.device)
+    earlier = torch.ones_like(itself).tril()
+    return ((mask[:, None, :] & earlier) | itself)[:, None]
 
 
 def _build_linear(
@@ -531,6 +528,8 @@ def build_transformer(
         activation: Of the feed-forward networks.
         positions: learned (embeddings) or rotary (rotated queries and keys).
         tie_embeddings: Whether the head has the weights of the token embedding; language models.
+            Where a block starts near its shortcut, features then start out alike their own
+            token's embedding and predict that token, so that the first loss is above ln(v).
         bias: Whether the linear layers of the blocks have one, whatever the norm.
         mask_norms: Whether norms that reduce over positions get the mask of valid ones.
         scale_residual_init: Whether the last weights of each branch start (2 * depth)^(-1/2)

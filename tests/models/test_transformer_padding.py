@@ -219,3 +219,15 @@ def test_an_empty_text_leaves_its_batch_mates_alone(norm):
     torch.testing.assert_close(logits, alone, rtol=0, atol=1e-12)
     for name, value in expected.buffers.items():
         torch.testing.assert_close(found.buffers[name], value, rtol=0, atol=1e-12)
+
+
+def test_a_padded_causal_model_takes_each_text_as_it_is_alone():
+    # No data set of ours asks for it; the model is defined for it all the same.
+    model = stir(build(has_padding=True))
+    texts = [*TEXTS, []]
+    logits = model(pad(texts, 8))
+    assert logits.isfinite().all()
+    for row, text in zip(logits, texts, strict=True):
+        if text:
+            alone = model(torch.tensor([text]))[0]
+            torch.testing.assert_close(row[: len(text)], alone, rtol=0, atol=1e-12)
