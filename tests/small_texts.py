@@ -95,7 +95,9 @@ def build_small_language(
     )
 
 
-def make_text_cell(root: Path, task: str, norm: str = "layer_norm", **changes: Any) -> CellConfig:
+def make_text_cell(
+    root: Path, task: str, norm: str | NormConfig = "layer_norm", **changes: Any
+) -> CellConfig:
     """Return a cell of a tiny Transformer; a norm over positions may leak."""
     model = {"depth": 1, "width": 8, "num_heads": 2, "mlp_ratio": 2}
     settings: dict[str, Any] = {
@@ -104,7 +106,7 @@ def make_text_cell(root: Path, task: str, norm: str = "layer_norm", **changes: A
         "seeds": [0],
         "data": DataConfig(task),
         "model": ModelConfig("transformer", {**model, **changes.pop("model_params", {})}),
-        "norm": NormConfig(norm),
+        "norm": NormConfig(norm) if isinstance(norm, str) else norm,
         "placement": PlacementConfig("pre"),
         "optimizer": OptimizerConfig("adamw", 0.01, 0.01, ["weight"]),
         "schedule": ScheduleConfig("cosine"),

@@ -14,6 +14,9 @@ from normexp.models import parameter_roles
 # A weight of zeros can still leave zero: its norm counts as this much (Brock et al. 2021).
 MIN_WEIGHT_NORM = 1e-3
 CLIPPED_ROLES = ("weight", "bias")
+# What makes the logits of a model: the first of these that it has. A Transformer without a head
+# takes the weights of its embedding for one.
+_OUTPUT_NAMES = ("classifier", "head", "token_embedding")
 
 
 class AdaptiveClip:
@@ -66,21 +69,23 @@ def compute_unit_norms(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*reduced"]:
 def build_adaptive_clip(model: nn.Module, limit: float) -> AdaptiveClip:
     """Return what clips the gradients of a model.
 
-    Parameters of the roles weight and bias are clipped, but for those of the module that the model
-    calls ``classifier``: its weight and its bias. The authors' code also clips gains and the
-    learned factors of skips, and of the classifier only the weight is free. Here norms and skips
-    are left out: a factor that starts at 0 could move by limit * 1e-3 times the rate an update,
-    which in a short budget keeps its branch shut.
+    Parameters of the roles weight and bias are clipped, but for those of the module that makes the
+    logits, the model's ``classifier`` or ``head``: its weight and its bias. The authors' code also
+    clips gains and the learned factors of skips, and of the classifier only the weight is free.
+    Here norms and skips are left out: a factor that starts at 0 could move by limit * 1e-3 times
+    the rate an update, which in a short budget keeps its branch shut.
 
     Args:
-        model: A model with the attribute ``classifier``.
+        model: A model with the attribute ``classifier`` or ``head``, or with ``token_embedding``
+            where the logits are products with the embeddings.
         limit: Largest ratio of a gradient's norm to its weight's.
 
     Raises:
-        UserError: If the model has no classifier of that name.
+        UserError: If the model has no such module.
     """
-    classifier = getattr(model, "classifier", None)
-    if not isinstance(classifier, nn.Module):
+    modules = (getattr(model, name, None) for name in _OUTPUT_NAMES)
+    classifier = next((found for found in modules if isinstance(found, nn.Module)), None)
+    if classifier is None:
         raise UserError(
             "optimizer.adaptive_clip",
             limit,

@@ -52,7 +52,7 @@ def make_text_cell(tmp_path: Path) -> MakeCell:
     """Return a function that builds a cell of a tiny Transformer in a fresh folder."""
     small_texts.register_small_texts()
 
-    def make(task: str, norm: str = "layer_norm", **changes: Any) -> CellConfig:
+    def make(task: str, norm: str | NormConfig = "layer_norm", **changes: Any) -> CellConfig:
         return small_texts.make_text_cell(tmp_path, task, norm, **changes)
 
     return make

@@ -118,7 +118,7 @@ def test_a_model_without_classifier_is_refused_before_training(
 
     def build(config: CellConfig, data: object) -> nn.Module:
         model = check_model(config, data)
-        model.head = model._modules.pop("classifier")
+        model.last = model._modules.pop("classifier")
         model.forward = lambda x: x
         return model
 
