@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from command_line import Outcome, children_of, normexp, processes_of, started
 from tiny_experiment import (
+    TEXT_YAML,
     cells_table,
     has_come_to,
     results,
@@ -85,6 +86,30 @@ def test_a_run_that_was_killed_goes_on_to_the_same_numbers(
         assert summary is not None
         assert summary["totals"]["resumed_from_update"] > 0
     assert _strays(folder) == []
+
+
+@pytest.mark.parametrize("kills", [[1], pytest.param([0, 1], marks=pytest.mark.slow)])
+def test_runs_on_texts_that_were_killed_go_on_to_the_same_numbers(
+    tmp_path: Path, kills: list[int]
+) -> None:
+    """Killed in the second run; or in the first, and once more in the second."""
+    conf = write_experiment(tmp_path / "conf", TEXT_YAML)
+    roots = [tmp_path / name for name in ("whole", "killed")]
+    assert normexp(*command("sweep", conf, roots[0])).code == 0
+    folder = roots[1] / "tiny"
+    one_job = command("sweep", conf, roots[1], "hydra.launcher.num_jobs=1")
+    for ended in kills:
+        with started(*one_job, folder=tmp_path) as process:
+            wait_until(lambda n=ended: has_come_to(folder, ended=n, rows=20), what="the moment")
+            process.kill()
+            process.wait()
+            wait_until(lambda p=process: not processes_of(p.pid), what="the end of its jobs")
+    assert normexp(*one_job).code == 0
+    assert results(folder) == results(roots[0] / "tiny")
+    totals = [read_summary(run)["totals"] for run in find_runs(folder)]
+    assert len(totals) == 2
+    assert sum(each["resumed_from_update"] > 0 for each in totals) == len(kills)
+    assert all(each["tokens"] > 0 for each in totals)
 
 
 def _ended(folder: Path) -> list[Path]:

@@ -34,6 +34,45 @@ experiment:
     - norm: [batch_norm, no_norm]
 """.replace("\n# @package", "# @package", 1)
 
+# Both tasks of texts, with running statistics of valid positions and, in the one, a leak.
+TEXT_YAML = """
+# @package _global_
+defaults:
+  - override /model: transformer
+  - override /norm: batch_norm
+  - override /placement: pre
+  - override /optimizer: adamw
+name: tiny
+seeds: [0]
+micro_batch_size: 4
+accumulation_steps: 2
+allow_leak: true
+budget:
+  epochs: null
+  updates: 240
+num_evaluations: 3
+model:
+  params:
+    depth: 1
+    width: 8
+    num_heads: 2
+    mlp_ratio: 1
+trainer:
+  window_updates: 2
+  checkpoint_interval_s: 0.01
+experiment:
+  name: tiny
+  grid:
+    - data: [python_docs]
+      data.params.context_length: [16]
+      data.params.num_train: [100]
+      data.params.num_val_topics: [1]
+      data.params.num_test_topics: [1]
+    - data: [docstrings]
+      data.params.max_length: [24]
+      data.params.max_vocabulary: [50]
+""".replace("\n# @package", "# @package", 1)
+
 # Of some 300 rows of a run: with fewer it is not about to end.
 MOST_ROWS = 200
 
@@ -41,10 +80,10 @@ MOST_ROWS = 200
 UNSTEADY = ("wall_s",)
 
 
-def write_experiment(folder: Path) -> Path:
+def write_experiment(folder: Path, content: str = YAML) -> Path:
     """Write the experiment below a folder for Hydra's --config-dir."""
     (folder / "experiment").mkdir(parents=True)
-    (folder / "experiment" / "tiny.yaml").write_text(YAML)
+    (folder / "experiment" / "tiny.yaml").write_text(content)
     return folder
 
 
@@ -61,6 +100,7 @@ def results(experiment: Path) -> dict[str, Any]:
             "metrics": repr(summary["metrics"]),
             "updates": summary["totals"]["updates"],
             "samples": summary["totals"]["samples"],
+            "texts": [summary["totals"][key] for key in ("tokens", "targets", "padded_share")],
             # repr keeps every digit, and NaN equal to itself.
             "history": [repr(row) for row in history.itertuples(index=False, name=None)],
         }
