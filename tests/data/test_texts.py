@@ -268,6 +268,7 @@ def test_fingerprint_changes_with_any_content() -> None:
         assemble(padding_share=0.5).fingerprint,
         assemble(max_length=3).fingerprint,
         assemble({**TEXTS, "val": dataclasses.replace(TEXTS["val"], labels=[1])}).fingerprint,
+        assemble({**TEXTS, "val": dataclasses.replace(TEXTS["val"], texts=["one"])}).fingerprint,
     ]
     assert len(set(fingerprints)) == len(fingerprints)
     assert assemble_blocks().fingerprint == fingerprints[0]
