@@ -124,7 +124,7 @@ def _first_reached(results: Results, target: Target) -> dict[tuple[Any, int], Pl
     first: dict[tuple[Any, int], Place] = {}
     columns = (history[name] for name in ("cell", "seed", "value", "samples", "update"))
     for cell, seed, value, samples, update in zip(*columns, strict=True):
-        if not pd.isna(value) and target.is_reached_by(float(value)):
+        if target.is_reached_by(float(value)):
             key, place = (cell, int(seed)), (float(samples), float(update))
             first[key] = min(first.get(key, place), place)
     return first

@@ -128,6 +128,10 @@ def test_blocks_are_those_of_the_deepest_model(make_experiment: Make) -> None:
     # All parameters of a block together, what stands outside of blocks in none: mean of 1, 2, 3.
     wanted = [2.0 * (b + 1) for b in range(8)]
     assert blocks["gradient_norm_mean"].tolist() == pytest.approx(wanted, rel=1e-12)
+    # Where the norm falls with depth, one of a shallower model would be told from it.
+    falling = data[(data["kind"] == "block") & (data["arm"] == "pre")]
+    wanted = [2.0 * (b + 1) / math.sqrt(8) for b in range(8)]
+    assert falling["gradient_norm_mean"].tolist() == pytest.approx(wanted, rel=1e-12)
 
 
 def test_all_runs_count_however_they_ended(make_experiment: Make) -> None:
