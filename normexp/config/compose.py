@@ -56,18 +56,26 @@ def to_cell(composed: DictConfig) -> CellConfig:
         key = str(error.full_key)
         raise translate(error, [f"{key}={OmegaConf.select(plain, key)}"]) from error
     assert isinstance(cell, CellConfig)
-    cell.plugins = [str(Path(path).expanduser().absolute()) for path in cell.plugins]
+    cell.plugins = [str(_absolute("plugins", path)) for path in cell.plugins]
     cell.plugins_sha256 = sorted(
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in map(Path, cell.plugins)
         if path.is_file()
     )
-    cell.output_root = str(Path(cell.output_root).expanduser().absolute())
+    cell.output_root = str(_absolute("output_root", cell.output_root))
     for key in DATA_PATHS:
         path = cell.data.params.get(key)
         if isinstance(path, str):
-            cell.data.params[key] = str(Path(path).expanduser().absolute())
+            cell.data.params[key] = str(_absolute(f"data.params.{key}", path))
     return cell
+
+
+def _absolute(key: str, path: str) -> Path:
+    """Return a path as the user means it; ``~`` is a home folder."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # ~name of nobody
+        raise UserError(key, path, "there is no such home folder") from error
 
 
 def load_plugins(paths: Iterable[str]) -> None:
@@ -80,7 +88,7 @@ def load_plugins(paths: Iterable[str]) -> None:
         UserError: If a file is missing or cannot be imported.
     """
     for path in paths:
-        file = Path(path).expanduser().absolute()
+        file = _absolute("plugins", path)
         if not file.is_file():
             raise UserError("plugins", path, "there is no such file")
         name = f"normexp_plugin_{file.stem}"

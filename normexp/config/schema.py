@@ -166,10 +166,13 @@ class LoggerConfig:
 
 @dataclass
 class SelectConfig:
-    """Which level of a factor stands for an arm: the best mean of a validation metric."""
+    """Which level of a factor stands for an arm: the best mean of a validation metric.
 
-    factor: str = MISSING
-    metric: str = "val/accuracy"
+    Without a factor nothing is selected; without a metric, by val/accuracy.
+    """
+
+    factor: Optional[str] = None
+    metric: Optional[str] = None
 
 
 @dataclass
@@ -193,9 +196,14 @@ class ExperimentConfig:
     question: Optional[str] = None
     expected: Optional[str] = None
     grid: list[Any] = field(default_factory=list)
-    select: Optional[SelectConfig] = None
+    select: Optional[SelectConfig] = field(default_factory=SelectConfig)
     target: Optional[TargetConfig] = field(default_factory=TargetConfig)
     figures: list[str] = field(default_factory=list)
+
+    def plain_select(self) -> Optional[dict[str, Any]]:
+        """Return what is selected by in plain containers, None where nothing is."""
+        plain = dataclasses.asdict(self.select) if self.select else {}
+        return {name: value for name, value in plain.items() if value is not None} or None
 
     def plain_target(self) -> Optional[dict[str, Any]]:
         """Return the target in plain containers, None without one."""

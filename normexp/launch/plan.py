@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +190,7 @@ def _write(
             "question": experiment.question,
             "expected": experiment.expected,
             "figures": list(experiment.figures),
-            "select": asdict(experiment.select) if experiment.select else None,
+            "select": experiment.plain_select(),
             "target": experiment.plain_target(),
             "command": command,
             "factors": factors,

@@ -57,7 +57,9 @@ class GridSweeper(Sweeper):
         # A command line that pins an axis of the grid leaves it a factor that may be asked for.
         factors = dict.fromkeys([*axes, *(key for block in experiment["grid"] for key in block)])
         check_request(
-            experiment["figures"], experiment["select"], [short_key(key) for key in factors]
+            experiment["figures"],
+            self.task.cells[0].config.experiment.plain_select(),
+            [short_key(key) for key in factors],
         )
         held = "another sweep is writing there; wait for it, or choose another name"
         make_folder(folder)
