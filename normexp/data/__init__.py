@@ -3,7 +3,7 @@
 One data set a file; a file registers the name of its stem.
 """
 
-from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TokenTask
+from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TextBytes, TokenTask
 from normexp.data._load import DatasetFacts, check_dataset, describe_dataset, load_dataset
 from normexp.data._registry import DATASETS, DatasetCard
 from normexp.data.augment import AugmentDraws, augment, draw_augmentation
@@ -17,6 +17,7 @@ __all__ = [
     "DatasetCard",
     "DatasetFacts",
     "Split",
+    "TextBytes",
     "TokenTask",
     "augment",
     "check_dataset",

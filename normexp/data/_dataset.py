@@ -35,6 +35,19 @@ class TokenTask:
     has_padding: bool
 
 
+@dataclass(frozen=True)
+class TextBytes:
+    """Bytes of UTF-8 that the predictions of a split stand for.
+
+    Attributes:
+        total: Of all tokens; the end of a document counts as one byte.
+        unknown: Of those that the vocabulary does not have.
+    """
+
+    total: float
+    unknown: float
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples of one purpose.
@@ -44,17 +57,19 @@ class Split:
             or texts, token ids int64 ``[N, L]`` with ``PAD_ID`` behind the end.
         targets: Labels, int64 ``[N]``; or next tokens, int64 ``[N, L]``, with ``IGNORED_TARGET``
             where nothing is to be predicted.
+        text_bytes: Where the next token is predicted: the bytes that its targets stand for.
     """
 
     inputs: Tensor
     targets: Tensor
+    text_bytes: TextBytes | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> Split:
         """Return the split with its tensors on ``device``."""
-        return Split(self.inputs.to(device), self.targets.to(device))
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
@@ -85,8 +100,6 @@ class Dataset:
         mean: Of images: per-channel mean of the training pixels, scaled to [0, 1]; else empty.
         std: Of images: their standard deviation (divided by their number); else empty.
         tokens: Of texts: what they ask of a model; else None.
-        token_bytes: Of a language model's data: bytes that each token id stands for, float64
-            ``[num_classes]``, 0 where that is not known; else None.
         is_trimmed: Whether a batch of texts is cut to its longest text. Else it keeps the padding
             that all texts have.
     """
@@ -100,7 +113,6 @@ class Dataset:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     tokens: TokenTask | None = None
-    token_bytes: Tensor | None = None
     is_trimmed: bool = False
 
     @property

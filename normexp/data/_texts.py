@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TokenTask
+from normexp.data._dataset import IGNORED_TARGET, PAD_ID, Dataset, Split, TextBytes, TokenTask
 from normexp.data._vocabulary import (
     END_ID,
     TokenizerName,
@@ -27,6 +27,8 @@ from normexp.errors import UserError
 
 PaddingName = Literal["batch", "longest"]
 SPLITS = ("train", "val", "test")
+# A hundred positions for each token: beyond, a slip would ask for all memory.
+MAX_PADDING_SHARE = 0.99
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def assemble_language_model(
         tokenizer: How a text is cut.
         max_vocabulary: Most token ids; None for no limit.
         context_length: Positions L of a block.
-        num_train: Blocks of the training split, the first ones; None for all.
+        num_train: Blocks of the training split, the first ones; None for all. The vocabulary is
+            that of these.
 
     Raises:
         UserError: If a size is impossible, or a split has fewer tokens than a block.
@@ -71,6 +74,9 @@ def assemble_language_model(
     if context_length < 2:
         raise UserError("data.params.context_length", context_length, "2 or more is needed")
     vocabulary = build_vocabulary(documents["train"], tokenizer, max_vocabulary)
+    if num_train is not None and tokenizer != "bytes":
+        used = _first_tokens(documents["train"], tokenizer, num_train * context_length + 1)
+        vocabulary = build_vocabulary([used], tokenizer, max_vocabulary)
     splits = {}
     for split in SPLITS:
         stream = _join(vocabulary, documents[split])
@@ -78,15 +84,17 @@ def assemble_language_model(
             has = f"the {split} split of {name} has {len(stream)} tokens"
             expected = f"{has}, and a block needs one more than its length"
             raise UserError("data.params.context_length", context_length, expected)
-        splits[split] = _cut_blocks(stream, context_length)
+        blocks = _cut_blocks(stream, context_length)
+        splits[split] = replace(blocks, text_bytes=_count_bytes(vocabulary, documents[split]))
     if num_train is not None:
-        splits["train"] = _first(splits["train"], num_train)
+        _check_num_train(num_train, len(splits["train"]))
+        blocks = splits["train"]
+        splits["train"] = Split(blocks.inputs[:num_train], blocks.targets[:num_train])
     return Dataset(
         name=name,
         num_classes=len(vocabulary),
         fingerprint=_compute_fingerprint(splits, vocabulary),
         tokens=TokenTask(len(vocabulary), is_language_modeling=True, has_padding=False),
-        token_bytes=torch.from_numpy(vocabulary.token_bytes()),
         train=splits["train"],
         val=splits["val"],
         test=splits["test"],
@@ -122,7 +130,8 @@ def assemble_texts(
         padding_share: Share of positions that even the longest text leaves to padding; needs
             ``longest``.
         min_length: Fewest tokens of a text; shorter ones are left out.
-        num_train: Texts of the training split, the first ones; None for all.
+        num_train: Texts of the training split, the first ones; None for all. The vocabulary is
+            that of these.
 
     Raises:
         UserError: If a size is impossible, or leaves a split without a text.
@@ -134,8 +143,9 @@ def assemble_texts(
             f"max_length={max_length} or less is needed: that is what longer texts are cut to"
         )
         raise UserError("data.params.min_length", min_length, expected)
-    if not 0.0 <= padding_share < 1.0:
-        raise UserError("data.params.padding_share", padding_share, "a share in [0, 1) is needed")
+    if not 0.0 <= padding_share <= MAX_PADDING_SHARE:
+        expected = f"a share in [0, {MAX_PADDING_SHARE}] is needed"
+        raise UserError("data.params.padding_share", padding_share, expected)
     if padding_share and padding != "longest":
         expected = "padding=longest is needed: the share is of a length that all batches have"
         raise UserError("data.params.padding_share", padding_share, expected)
@@ -144,6 +154,9 @@ def assemble_texts(
         if not splits[split].texts:
             expected = f"no {split} text of {name} has that many tokens"
             raise UserError("data.params.min_length", min_length, expected)
+    if num_train is not None:
+        _check_num_train(num_train, len(splits["train"].texts))
+        splits["train"] = splits["train"].take(range(num_train))
     vocabulary = build_vocabulary(splits["train"].texts, tokenizer, max_vocabulary)
     ids = {
         split: [vocabulary.encode(text)[:max_length] for text in splits[split].texts]
@@ -156,8 +169,6 @@ def assemble_texts(
     made = {
         split: Split(_pad(ids[split], width), _labels(splits[split].labels)) for split in SPLITS
     }
-    if num_train is not None:
-        made["train"] = _first(made["train"], num_train)
     has_padding = any(len(row) < width for rows in ids.values() for row in rows)
     return Dataset(
         name=name,
@@ -223,12 +234,24 @@ def _labels(labels: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(np.asarray(labels, dtype=np.int64))
 
 
-def _first(split: Split, num_train: int) -> Split:
-    """Return the first samples of the training split."""
-    if not 1 <= num_train <= len(split):
-        expected = f"a whole number from 1 to {len(split)} is needed, or null for all"
+def _check_num_train(num_train: int, num_samples: int) -> None:
+    """Raise unless the training split has so many samples."""
+    if not 1 <= num_train <= num_samples:
+        expected = f"a whole number from 1 to {num_samples} is needed, or null for all"
         raise UserError("data.params.num_train", num_train, expected)
-    return Split(split.inputs[:num_train], split.targets[:num_train])
+
+
+def _first_tokens(documents: Sequence[str], tokenizer: TokenizerName, num_tokens: int) -> str:
+    """Return a text of the first tokens of documents, their ends counted as tokens."""
+    whole = build_vocabulary(documents, tokenizer, None)
+    return whole.join(_join(whole, documents)[: max(0, num_tokens)])
+
+
+def _count_bytes(vocabulary: Vocabulary, documents: Sequence[str]) -> TextBytes:
+    """Return the bytes of documents, one for the end of each included."""
+    counts = [vocabulary.count_bytes(document) for document in documents]
+    total = sum(count.total for count in counts) + len(documents)
+    return TextBytes(total, sum(count.unknown for count in counts))
 
 
 def _compute_fingerprint(splits: Mapping[str, Split], vocabulary: Vocabulary) -> str:

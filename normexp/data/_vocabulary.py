@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from normexp.data._dataset import PAD_ID
+from normexp.data._dataset import PAD_ID, TextBytes
 from normexp.errors import UserError
 
 TokenizerName = Literal["bytes", "characters", "words"]
@@ -75,18 +75,39 @@ class Vocabulary:
         ids, parts = self._ids, _SPLIT[self.tokenizer](text)
         return np.fromiter((ids.get(part, UNKNOWN_ID) for part in parts), np.int64, len(parts))
 
-    def token_bytes(self) -> NDArray[np.float64]:
-        """Return the bytes of UTF-8 that each token id stands for.
+    def count_bytes(self, text: str) -> TextBytes:
+        """Return the bytes of a text: all, and those of what has no token id.
 
-        The end counts as one byte, as if documents were written with a separator. A word counts
-        one more than its own, for the space that follows. What is unknown counts 0.
+        A word counts one more than its own, for the space that follows.
         """
         if self.tokenizer == "bytes":
-            sizes = [1.0] * len(self.symbols)
-        else:
-            space = 1.0 if self.tokenizer == "words" else 0.0
-            sizes = [len(_encode(symbol)) + space for symbol in self.symbols]
-        return np.array([0.0, 1.0, 0.0, *sizes])
+            return TextBytes(float(len(_encode(text))), 0.0)
+        space = 1 if self.tokenizer == "words" else 0
+        total = unknown = 0
+        for symbol, count in Counter(_SPLIT[self.tokenizer](text)).items():
+            size = count * (len(_encode(symbol)) + space)
+            total += size
+            unknown += 0 if symbol in self._ids else size
+        return TextBytes(float(total), float(unknown))
+
+    def join(self, ids: NDArray[np.int64]) -> str:
+        """Return a text that has these tokens, without the special ones."""
+        if self.tokenizer == "bytes":
+            return bytes((ids[ids >= NUM_SPECIAL] - NUM_SPECIAL).tolist()).decode(
+                "utf-8", "replace"
+            )
+        symbols = [self.symbols[index - NUM_SPECIAL] for index in ids if index >= NUM_SPECIAL]
+        return (" " if self.tokenizer == "words" else "").join(symbols)
+
+
+def split_text(text: str, tokenizer: TokenizerName) -> Sequence[str] | bytes:
+    """Return the tokens of a text as they stand in it.
+
+    Args:
+        text: The text.
+        tokenizer: How it is cut.
+    """
+    return _encode(text) if tokenizer == "bytes" else _SPLIT[tokenizer](text)
 
 
 def count_tokens(text: str, tokenizer: TokenizerName) -> int:
@@ -100,7 +121,7 @@ def count_tokens(text: str, tokenizer: TokenizerName) -> int:
         >>> [count_tokens("a naïve start", name) for name in ("words", "characters", "bytes")]
         [3, 13, 14]
     """
-    return len(_encode(text) if tokenizer == "bytes" else _SPLIT[tokenizer](text))
+    return len(split_text(text, tokenizer))
 
 
 def build_vocabulary(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import functools
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from normexp.data._dataset import Dataset
 from normexp.data._registry import DATASETS, DatasetCard
 from normexp.data._texts import LabelledTexts, PaddingName, assemble_texts, drop_short
-from normexp.data._vocabulary import TokenizerName
+from normexp.data._vocabulary import TokenizerName, split_text
 from normexp.errors import UserError
 from normexp.random import random_stream
 
@@ -61,7 +61,9 @@ def build_docstrings(
     """Return docstrings of modules, classes and functions, labelled by the family of packages.
 
     A text that stands in several places of one family is one sample; one that stands in two
-    families belongs to neither. White space does not make two texts of one. The split is random,
+    families belongs to neither. White space does not make two texts of one. Training is left
+    without the texts that equal a held-out one in their first ``max_length`` tokens; texts that
+    differ in words that the vocabulary lacks alone stay. The split is random,
     not stratified: each split has the families in about the shares of the whole.
 
     Args:
@@ -84,6 +86,9 @@ def build_docstrings(
     """
     folder = Path(sysconfig.get_path("stdlib"))
     samples = drop_short(read_docstrings(folder), tokenizer, min_length)
+    if not samples.texts:
+        expected = "no docstring has that many tokens"
+        raise UserError("data.params.min_length", min_length, expected)
     num_samples = len(samples.texts)
     for key, size, num_left in (
         ("num_test", num_test, num_samples - 2),
@@ -99,9 +104,12 @@ def build_docstrings(
         "val": order[num_test:num_held],
         "test": order[:num_test],
     }
+    splits = {split: samples.take(indices) for split, indices in chosen.items()}
+    held_out = [*splits["val"].texts, *splits["test"].texts]
+    splits["train"] = _drop_repeats(splits["train"], held_out, tokenizer, max_length)
     return assemble_texts(
         "docstrings",
-        {split: samples.take(indices) for split, indices in chosen.items()},
+        splits,
         num_classes=len(FAMILIES),
         tokenizer=tokenizer,
         max_vocabulary=max_vocabulary,
@@ -111,6 +119,18 @@ def build_docstrings(
         padding_share=padding_share,
         num_train=num_train,
     )
+
+
+def _drop_repeats(
+    train: LabelledTexts, held_out: Iterable[str], tokenizer: TokenizerName, max_length: int
+) -> LabelledTexts:
+    """Return the training texts that no held-out one equals as far as it is read."""
+
+    def read(text: str) -> tuple[str | int, ...]:
+        return tuple(split_text(text, tokenizer)[: max(0, max_length)])
+
+    held = {read(text) for text in held_out}
+    return train.take(i for i, text in enumerate(train.texts) if read(text) not in held)
 
 
 @functools.lru_cache(maxsize=1)

@@ -232,7 +232,7 @@ class _Run:
             clip=clip,
             lr=lr,
             evaluation_context=self._evaluation_context,
-            token_bytes=self.data.token_bytes,
+            text_bytes={"val": self.data.val.text_bytes, "test": self.data.test.text_bytes},
         )
 
     def _evaluation_context(self, module: SoloModule) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from normexp.data import IGNORED_TARGET
+from normexp.data import IGNORED_TARGET, TextBytes
 
 Logits = Float[Tensor, "*shape outputs"]
 Targets = Int64[Tensor, "*shape"]
@@ -31,39 +31,36 @@ class EvaluationSums:
 
     Args:
         device: Where logits are.
-        token_bytes: Of a language model: bytes that each token id stands for, 0 where that is not
-            known, float64 ``[outputs]``; else None.
+        text_bytes: Of a language model: the bytes that all targets of the evaluation stand for.
     """
 
-    def __init__(self, device: torch.device, token_bytes: Tensor | None = None) -> None:
-        self._token_bytes = None if token_bytes is None else token_bytes.to(device)
-        # nats, right ones, predictions; nats of known tokens, bytes of known tokens.
-        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
+    def __init__(self, device: torch.device, text_bytes: TextBytes | None = None) -> None:
+        self._text_bytes = text_bytes
+        # nats, right ones, predictions
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def add(self, logits: Logits, targets: Targets) -> None:
         """Add the predictions of a batch."""
         logits, targets = logits.flatten(0, -2), targets.flatten()
         losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
-        losses = losses.double()
-        is_asked = targets != IGNORED_TARGET
-        sums = [losses.sum(), (logits.argmax(dim=1) == targets).sum(), is_asked.sum()]
-        if self._token_bytes is not None:
-            num_bytes = self._token_bytes[targets.clamp(min=0)] * is_asked
-            sums += [torch.where(num_bytes > 0, losses, 0.0).sum(), num_bytes.sum()]
-        self._sums[: len(sums)] += torch.stack([value.double() for value in sums])
+        is_right, is_asked = logits.argmax(dim=1) == targets, targets != IGNORED_TARGET
+        sums = (losses.double().sum(), is_right.sum(), is_asked.sum())
+        self._sums += torch.stack([value.double() for value in sums])
 
     def means(self) -> dict[str, float]:
         """Return the mean loss in nats a prediction and the share of right ones.
 
-        Of a language model also: perplexity, e to the loss; and bits a byte, over the tokens
-        whose bytes are known, so that other tokenizers compare.
+        Of a language model also: perplexity, e to the loss; and bits a byte, the length of the
+        text under a code that the model makes, over its bytes: a token costs its loss, an
+        unknown one 8 bits more for each byte to spell it. So tokenizers and sizes of vocabularies
+        compare (words roughly: their spaces and line ends are not kept).
         """
-        nats, right, count, known_nats, num_bytes = self._sums.tolist()
+        nats, right, count = self._sums.tolist()
         loss = nats / max(count, 1.0)
         means = {"loss": loss, "accuracy": right / max(count, 1.0)}
-        if self._token_bytes is not None:
+        if self._text_bytes is not None:
             # torch's exp is infinite where math.exp raises.
             means["perplexity"] = float(torch.tensor(loss, dtype=torch.float64).exp())
-            if num_bytes:
-                means["bits_per_byte"] = known_nats / (math.log(2.0) * num_bytes)
+            bits = nats / math.log(2.0) + 8.0 * self._text_bytes.unknown
+            means["bits_per_byte"] = bits / self._text_bytes.total
         return means

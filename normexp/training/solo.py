@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
-from normexp.data import Split
+from normexp.data import Split, TextBytes
 from normexp.data.batches import UpdatePlan
 from normexp.measure import check_finite_buffers
 from normexp.training.objective import EvaluationSums, sum_losses
@@ -56,7 +56,7 @@ class SoloModule(pl.LightningModule):
         clip: Clips the gradients of a whole update, right before the optimizer takes them; None
             for no clipping.
         evaluation_context: Makes the context of an evaluation, which ends with it.
-        token_bytes: Of a language model: bytes that each token id stands for.
+        text_bytes: Of a language model: by split, the bytes that its targets stand for.
 
     Attributes:
         recorder: Takes the rows; set before training.
@@ -75,10 +75,10 @@ class SoloModule(pl.LightningModule):
         lr: Callable[[int], float],
         clip: Callable[[], None] | None = None,
         evaluation_context: Callable[[SoloModule], AbstractContextManager[None]] | None = None,
-        token_bytes: Tensor | None = None,
+        text_bytes: Mapping[str, TextBytes | None] | None = None,
     ) -> None:
         super().__init__()
-        self._token_bytes = token_bytes
+        self._text_bytes = text_bytes or {}
         self._evaluation_context = evaluation_context
         self._evaluating = contextlib.ExitStack()
         self.automatic_optimization = False
@@ -151,7 +151,7 @@ class SoloModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Start the sums of an evaluation; buffers that are not finite end the run."""
-        self._start_sums()
+        self._start_sums("val")
 
     def validation_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Add a batch to the sums of the evaluation."""
@@ -171,7 +171,7 @@ class SoloModule(pl.LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Start the sums of the test."""
-        self._start_sums()
+        self._start_sums("test")
 
     def test_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Add a batch to the sums of the test."""
@@ -181,14 +181,14 @@ class SoloModule(pl.LightningModule):
         """Record the test, weighted by predictions."""
         self._record_sums("test")
 
-    def _start_sums(self) -> None:
+    def _start_sums(self, split: str) -> None:
         name = check_finite_buffers(self.model)
         if name is not None:
             raise Diverged(self.update, f"buffer {name} is not finite before evaluation")
         if self._evaluation_context is not None:
             with self.trainer.precision_plugin.forward_context():
                 self._evaluating.enter_context(self._evaluation_context(self))
-        self._sums = EvaluationSums(self.device, self._token_bytes)
+        self._sums = EvaluationSums(self.device, self._text_bytes.get(split))
 
     def _add(self, batch: MicroBatch) -> None:
         inputs, targets = batch

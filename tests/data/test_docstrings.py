@@ -93,7 +93,7 @@ def test_shapes_sizes_and_what_the_data_tell() -> None:
     assert data.tokens.vocabulary_size == 2000
     assert data.tokens.has_padding
     assert data.is_trimmed
-    assert data.token_bytes is None
+    assert data.val.text_bytes is None
     facts = describe_dataset("docstrings", {})
     assert (facts.input_shape, facts.num_classes, facts.tokens) == ((128,), 8, data.tokens)
     assert (facts.num_train, facts.num_val, facts.num_test) == (len(data.train), 300, 300)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normexp.data import IGNORED_TARGET, PAD_ID, Dataset, Split
+from normexp.data import IGNORED_TARGET, PAD_ID, Dataset, Split, TextBytes
 from normexp.data._texts import (
     SPLITS,
     LabelledTexts,
@@ -123,8 +123,8 @@ def test_a_language_model_knows_its_task() -> None:
     assert not data.tokens.has_padding
     assert not data.is_trimmed
     assert data.num_classes == data.tokens.vocabulary_size == NUM_SPECIAL + 4
-    assert data.token_bytes is not None
-    assert data.token_bytes.shape == (data.num_classes,)
+    assert data.val.text_bytes is not None
+    assert data.val.text_bytes.total == data.val.num_targets.sum()  # all are of one byte
     assert data.input_shape == (3,)
     assert data.train.inputs.dtype == data.train.targets.dtype == torch.int64
 
@@ -168,7 +168,7 @@ def test_padded_texts_written_out() -> None:
     assert data.tokens is not None
     assert data.tokens.has_padding
     assert not data.tokens.is_language_modeling
-    assert data.token_bytes is None
+    assert data.val.text_bytes is None
 
 
 def test_texts_are_cut_after_the_most_tokens() -> None:
@@ -241,11 +241,26 @@ def test_the_first_samples_of_the_training_split() -> None:
     whole, fewer = assemble_blocks(), assemble_blocks(num_train=2)
     assert torch.equal(fewer.train.inputs, whole.train.inputs[:2])
     assert torch.equal(fewer.train.targets, whole.train.targets[:2])
-    assert torch.equal(fewer.val.inputs, whole.val.inputs)
-    whole, fewer = assemble(), assemble(num_train=2)
-    assert torch.equal(fewer.train.inputs, whole.train.inputs[:2])
+    assert len(fewer.val) == len(whole.val)
+    assert assemble().input_shape == (4,)
+    fewer = assemble(num_train=2)
+    assert fewer.input_shape == (3,)
+    one, three, two = 4, 5, 3
+    assert fewer.train.inputs.tolist() == [[one, two, three], [two, 0, 0]]
     assert fewer.train.targets.tolist() == [0, 1]
-    assert torch.equal(fewer.test.inputs, whole.test.inputs)
+    assert len(fewer.test) == len(assemble().test)
+
+
+def test_the_vocabulary_is_that_of_the_samples_trained_on() -> None:
+    fewer = assemble_blocks(num_train=2)  # "abcab" and an end; d comes later
+    assert fewer.num_classes == NUM_SPECIAL + 3
+    assert fewer.test.inputs.tolist()[0] == [END_ID, UNKNOWN_ID, 5]
+    assert fewer.test.text_bytes == TextBytes(4 + 1 + 2, 1)
+    assert assemble_blocks(num_train=2, tokenizer="bytes").num_classes == NUM_SPECIAL + 256
+    fewer = assemble(num_train=1, max_vocabulary=5)
+    assert fewer.tokens is not None
+    assert fewer.tokens.vocabulary_size == 5
+    assert fewer.train.inputs.tolist() == [[3, UNKNOWN_ID, 4]]  # one, two, three: the last is cut
 
 
 def test_fingerprint_changes_with_any_content() -> None:
@@ -278,8 +293,8 @@ def test_fingerprint_changes_with_any_content() -> None:
     ("changes", "line"),
     [
         ({"max_length": 0}, "max_length=0: 1 or more is needed"),
-        ({"padding_share": 1.0}, "padding_share=1.0: a share in [0, 1) is needed"),
-        ({"padding_share": -0.1}, "padding_share=-0.1: a share in [0, 1) is needed"),
+        ({"padding_share": 1.0}, "padding_share=1.0: a share in [0, 0.99] is needed"),
+        ({"padding_share": -0.1}, "padding_share=-0.1: a share in [0, 0.99] is needed"),
         ({"padding": "batch", "padding_share": 0.2}, "padding_share=0.2: padding=longest is"),
         ({"min_length": -1}, "min_length=-1: 0 or more is needed"),
         ({"min_length": 11}, "min_length=11: max_length=10 or less is needed"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from normexp.data import PAD_ID
+from normexp.data import PAD_ID, TextBytes
 from normexp.data._vocabulary import (
     END_ID,
     NUM_SPECIAL,
@@ -115,18 +115,28 @@ def test_ids_stand_for_all_bytes_of_a_text(text: str) -> None:
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     for tokenizer in ("bytes", "characters"):
         vocabulary = build_vocabulary([text], tokenizer, None)
-        assert vocabulary.token_bytes()[vocabulary.encode(text)].sum() == num_bytes
+        assert vocabulary.count_bytes(text) == TextBytes(num_bytes, 0.0)
     # Words as if one space stood behind each.
     vocabulary = build_vocabulary([text], "words", None)
     spaced = "".join(f"{word} " for word in words_of(text))
     num_bytes = len(spaced.encode("utf-8", "surrogatepass"))
-    assert vocabulary.token_bytes()[vocabulary.encode(text)].sum() == num_bytes
+    assert vocabulary.count_bytes(text) == TextBytes(num_bytes, 0.0)
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_ends_stand_for_a_byte_and_padding_and_unknown_for_none(tokenizer: TokenizerName) -> None:
-    sizes = build_vocabulary(["text"], tokenizer, None).token_bytes()
-    assert (sizes[PAD_ID], sizes[END_ID], sizes[UNKNOWN_ID]) == (0.0, 1.0, 0.0)
+def test_bytes_of_what_is_unknown_are_counted() -> None:
+    characters = build_vocabulary(["ab"], "characters", None)
+    assert characters.count_bytes("aé…a") == TextBytes(1 + 2 + 3 + 1, 2 + 3)
+    words = build_vocabulary(["one two"], "words", None)
+    assert words.count_bytes("one three, two") == TextBytes(4 + 6 + 2 + 4, 6 + 2)
+    assert build_vocabulary([], "bytes", None).count_bytes("é") == TextBytes(2, 0)
+
+
+@given(text=TEXTS)
+def test_joined_tokens_have_the_same_ids(text: str) -> None:
+    for tokenizer in ("characters", "words"):
+        vocabulary = build_vocabulary([text], tokenizer, None)
+        ids = vocabulary.encode(text)
+        assert vocabulary.encode(vocabulary.join(ids)).tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(

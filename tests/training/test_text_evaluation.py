@@ -24,7 +24,7 @@ from small_texts import (
 from torch import nn
 
 from normexp.config.schema import BudgetConfig, CellConfig, DataConfig, OptimizerConfig
-from normexp.data import IGNORED_TARGET, Dataset, Split
+from normexp.data import IGNORED_TARGET, Dataset, Split, TextBytes
 from normexp.models import build_model, initialize
 from normexp.norms import NormFactory
 from normexp.records import read_history, read_summary
@@ -63,7 +63,7 @@ def build_transformer(data: Dataset, norm: str = "layer_norm") -> nn.Module:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset, batch_size: int, **options: Any) -> dict[str, float]:
-    sums = EvaluationSums(CPU, data.token_bytes)
+    sums = EvaluationSums(CPU, data.val.text_bytes)
     source = EvaluationSource(Host(), data.val, batch_size, is_trimmed=data.is_trimmed, **options)
     for inputs, targets in source:
         sums.add(model(inputs)[-len(targets) :], targets)
@@ -127,7 +127,8 @@ def count_bytes(tokenizer: str, documents: list[str], known: set[str] | None) ->
         kept = [c for text in documents for c in text if known is None or c in known]
         return len("".join(kept).encode()) + len(documents)
     words = [word for text in documents for word in re.findall(r"\w+|[^\w\s]", text)]
-    return sum(len(w.encode()) + 1 for w in words if w in known) + len(documents)
+    kept = [word for word in words if known is None or word in known]
+    return sum(len(word.encode()) + 1 for word in kept) + len(documents)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +147,12 @@ def test_perplexity_and_bits_a_byte_by_hand(tokenizer: str, max_vocabulary: int 
         symbols = [symbol for symbol in symbols if symbol != "\n"]
         counts = sorted(set(symbols), key=lambda symbol: (-symbols.count(symbol), symbol))
         known = set(counts[: None if max_vocabulary is None else max_vocabulary - 3])
-    num_bytes = count_bytes(tokenizer, draw_documents()["val"], known)
+    num_bytes = count_bytes(tokenizer, draw_documents()["val"], None)
+    num_unknown_bytes = num_bytes - count_bytes(tokenizer, draw_documents()["val"], known)
     model = build_transformer(data)
     found = evaluate(model, data, 5)
 
-    nats, known_nats, right, count, num_unknown = 0.0, 0.0, 0, 0, 0
+    nats, right, count = 0.0, 0, 0
     with torch.no_grad():
         for inputs, targets in zip(data.val.inputs, data.val.targets, strict=True):
             probabilities = model(inputs[None])[0].softmax(-1)
@@ -161,19 +163,18 @@ def test_perplexity_and_bits_a_byte_by_hand(tokenizer: str, max_vocabulary: int 
                 count += 1
                 nats += loss
                 right += int(row.argmax()) == target
-                is_unknown = target == 2
-                num_unknown += is_unknown
-                known_nats += 0.0 if is_unknown else loss
-    assert (num_unknown > 0) == (max_vocabulary is not None or tokenizer == "words")
+    assert (num_unknown_bytes > 0) == (max_vocabulary is not None or tokenizer == "words")
     assert found["loss"] == pytest.approx(nats / count, rel=1e-12)
     assert found["accuracy"] == pytest.approx(right / count, rel=1e-15)
     assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-12)
-    assert found["bits_per_byte"] == pytest.approx(known_nats / math.log(2) / num_bytes, rel=1e-12)
+    # What is unknown is spelled at 8 bits a byte.
+    bits = nats / math.log(2) + 8 * num_unknown_bytes
+    assert found["bits_per_byte"] == pytest.approx(bits / num_bytes, rel=1e-12)
 
 
 def test_a_uniform_model_of_bytes_needs_log2_of_its_vocabulary_a_byte() -> None:
     data = build_small_language(tokenizer="bytes")
-    sums = EvaluationSums(CPU, data.token_bytes)
+    sums = EvaluationSums(CPU, data.val.text_bytes)
     sums.add(torch.zeros(*data.val.targets.shape, 259), data.val.targets)
     means = sums.means()
     assert means["perplexity"] == pytest.approx(259, rel=1e-6)
@@ -192,8 +193,7 @@ logits_and_targets = st.integers(0, 2**32 - 1).map(
 @given(logits_and_targets, st.integers(1, 9))
 def test_sums_do_not_depend_on_batches(arrays: Any, size: int) -> None:
     logits, targets = map(torch.from_numpy, arrays)
-    token_bytes = torch.tensor([0.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64)
-    parts = EvaluationSums(CPU, token_bytes)
+    parts = EvaluationSums(CPU, TextBytes(total=50.0, unknown=3.0))
     for start in range(0, 9, size):
         parts.add(logits[start : start + size], targets[start : start + size])
     asked = targets != IGNORED_TARGET
@@ -204,12 +204,22 @@ def test_sums_do_not_depend_on_batches(arrays: Any, size: int) -> None:
     assert float(sum_losses(logits, targets)) == pytest.approx(float(nats[asked].sum()), rel=1e-12)
     right = (logits.argmax(-1) == targets) & asked
     assert found["accuracy"] == pytest.approx(int(right.sum()) / count, rel=1e-15)
-    is_known = asked & (targets != 0) & (targets != 2)
-    num_bytes = float(token_bytes[targets[is_known]].sum())
-    assert ("bits_per_byte" in found) == (num_bytes > 0)
-    if num_bytes:
-        bits = float(nats[is_known].sum()) / math.log(2) / num_bytes
-        assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+    bits = float(nats[asked].sum()) / math.log(2) + 8 * 3
+    assert found["bits_per_byte"] == pytest.approx(bits / 50, rel=1e-12)
+
+
+def test_a_smaller_vocabulary_is_no_better_code() -> None:
+    # A model of single tokens' frequencies, fitted to the very text: the shortest code there is.
+    needed = []
+    for max_vocabulary in (None, 12, 8, 5, 4):
+        data = build_small_language(max_vocabulary=max_vocabulary)
+        targets = data.val.targets[data.val.targets != IGNORED_TARGET]
+        counts = torch.bincount(targets, minlength=data.num_classes).double()
+        sums = EvaluationSums(CPU, data.val.text_bytes)
+        sums.add((counts / counts.sum()).log().clamp(min=-1e9).expand(len(targets), -1), targets)
+        needed.append(sums.means()["bits_per_byte"])
+    assert needed == sorted(needed)
+    assert needed[-1] > needed[0] + 1.0
 
 
 def test_nothing_asked_is_no_loss() -> None:
@@ -220,9 +230,10 @@ def test_nothing_asked_is_no_loss() -> None:
     assert loss.item() == 0.0
     assert logits.grad is not None
     assert (logits.grad == 0.0).all()
-    sums = EvaluationSums(CPU, torch.ones(4, dtype=torch.float64))
+    sums = EvaluationSums(CPU, TextBytes(total=4.0, unknown=0.0))
     sums.add(logits.detach(), targets)
-    assert sums.means() == {"loss": 0.0, "accuracy": 0.0, "perplexity": 1.0}
+    nothing = {"loss": 0.0, "accuracy": 0.0, "perplexity": 1.0, "bits_per_byte": 0.0}
+    assert sums.means() == nothing
     assert EvaluationSums(CPU).means() == {"loss": 0.0, "accuracy": 0.0}
 
 
@@ -238,7 +249,7 @@ def test_nothing_asked_is_no_loss() -> None:
 def test_perplexity_beyond_the_largest_number(
     losses: list[float], mean: float, perplexity: float
 ) -> None:
-    sums = EvaluationSums(CPU, torch.ones(2, dtype=torch.float64))
+    sums = EvaluationSums(CPU, TextBytes(1.0, 0.0))
     for loss in losses:
         sums.add(torch.tensor([[loss, 0.0]], dtype=torch.float64), torch.tensor([1]))
     means = sums.means()
