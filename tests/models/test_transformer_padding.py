@@ -15,6 +15,7 @@ from transformer_cases import (
     SPREAD,
     VOCABULARY_SIZE,
     build,
+    fit,
     mixes_positions,
     pad,
     stir,
@@ -71,9 +72,9 @@ def assert_equal(one, other):
         assert all(torch.equal(values[name], others[name]) for name in values)
 
 
-def check_content(norm, placement):
+def check_content(norm, placement, **options):
     """Raise unless what stands at padding changes logits, gradients and buffers by exactly 0."""
-    model = stir(build(norm, placement, is_causal=False))
+    model = stir(build(norm, placement, is_causal=False, **options))
     model(pad([[3, 4, 5], [6]], 8))  # running statistics of their own
     tokens = pad(TEXTS, 8)
     mask = tokens != PAD_ID
@@ -84,14 +85,14 @@ def check_content(norm, placement):
             assert_equal(run(model, fill(tokens, mask, seed), mask), expected)
 
 
-def check_length(norm, placement, dtype, positions):
+def check_length(norm, placement, dtype, **options):
     """Raise unless padding to 20 and to 200 give the same loss, gradients and buffers.
 
     To 1e-12 in float64 and 1e-6 in float32 of the largest gradient, if that is above 1: small ones
     come of sums of large terms. A statistic that 13 tokens hardly determine spoils more digits of
     float32 than that, whatever the length: then what counts is what it spoils at one length.
     """
-    model = build(norm, placement, is_causal=False, length=200, positions=positions)
+    model = build(norm, placement, is_causal=False, length=200, **options)
     model = stir(model).to(dtype)
     for mode in (True, False):
         model.train(mode)
@@ -121,8 +122,9 @@ def test_content_of_padding_changes_nothing_at_any_placement(norm, placement):
 @pytest.mark.parametrize("number", range(len(SAFE)), ids=["-".join(pair) for pair in SAFE])
 def test_length_of_padding_changes_nothing(number):
     norm, placement = SAFE[number]
-    check_length(norm, placement, torch.float64, "learned")
-    check_length(norm, placement, torch.float32, "rotary" if number % 2 else "learned")
+    check_length(norm, placement, torch.float64)
+    positions = "rotary" if number % 2 else "learned"
+    check_length(norm, placement, torch.float32, positions=positions)
 
 
 @pytest.mark.slow
@@ -130,7 +132,16 @@ def test_length_of_padding_changes_nothing(number):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("norm", "placement"), SAFE_CROSS)
 def test_length_of_padding_changes_nothing_at_any_placement(norm, placement, dtype, positions):
-    check_length(norm, placement, dtype, positions)
+    check_length(norm, placement, dtype, positions=positions)
+
+
+@pytest.mark.parametrize(
+    "norm", sorted({norm for norm, _ in SAFE if NORMS.get(norm).card.takes_mask})
+)
+def test_nor_does_padding_where_queries_and_keys_have_a_norm_with_the_mask(norm):
+    options = {"roles": {"qk": {"name": norm, "params": fit(norm)}}, "positions": "rotary"}
+    check_content("layer_norm", "pre", **options)
+    check_length("layer_norm", "pre", torch.float64, **options)
 
 
 @pytest.mark.parametrize(("norm", "placement"), UNSAFE)
