@@ -26,11 +26,13 @@ class NormRecord:
         name: The norm.
         role: The layer's place in the model, one of ``ROLES``.
         params: Every option with its value in this layer, defaults and resolved ones included.
+        key: Where the configuration chooses it: "norm", or the key of a role of its own.
     """
 
     name: str
     role: str
     params: dict[str, Any]
+    key: str = "norm"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class NormFactory:
             layer = _build(entry, num_features, {"dims": dims, **given, **params})
         complete = entry.complete_params(params, reserved=RESERVED)
         resolved = complete | getattr(layer, "resolved_params", {})
-        vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved)
+        vars(layer)["norm_record"] = NormRecord(entry.name, role, resolved, self._key_of(role))
         return layer
 
     def parametrize(self, module: nn.Module, *, role: str) -> nn.Module:
@@ -118,7 +120,9 @@ class NormFactory:
         complete = entry.complete_params(params, reserved=RESERVED)
         with self._naming_role(role):
             parametrized = card.parametrize(module, **complete)
-        vars(parametrized)["weight_norm_record"] = NormRecord(entry.name, role, complete)
+        vars(parametrized)["weight_norm_record"] = NormRecord(
+            entry.name, role, complete, self._key_of(role)
+        )
         return parametrized
 
     def get_card(self, role: str) -> NormCard:
@@ -150,6 +154,10 @@ class NormFactory:
             return NORMS.get(self.name, key="norm"), dict(self.params)
         return NORMS.get(choice["name"], key="norm"), dict(choice.get("params") or {})
 
+    def _key_of(self, role: str) -> str:
+        """Return the key of the configuration that chooses the norm of one role."""
+        return f"norm.roles.{role}" if role in self.roles else "norm"
+
     @contextmanager
     def _naming_role(self, role: str) -> Iterator[None]:
         """Let an error say the role's key, where the role has a norm of its own."""
@@ -158,7 +166,7 @@ class NormFactory:
         except UserError as error:
             if role not in self.roles:
                 raise
-            key = f"norm.roles.{role}" + error.key.removeprefix("norm")
+            key = self._key_of(role) + error.key.removeprefix("norm")
             raise UserError(key, error.value, error.expected) from None
 
 

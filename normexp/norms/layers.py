@@ -30,6 +30,7 @@ class NormLayer:
         statistic_set_sizes: M, the number of elements that share a statistic, for each of them.
         params: Every option with its value in this layer.
         problem: Why the layer cannot work on this input; None if it can.
+        key: Where the configuration chooses the norm.
     """
 
     path: str
@@ -40,6 +41,7 @@ class NormLayer:
     statistic_set_sizes: tuple[int, ...]
     params: dict[str, Any]
     problem: str | None = None
+    key: str = "norm"
 
     @property
     def statistic_set_size(self) -> int | None:
@@ -102,6 +104,7 @@ class _Spy:
             ),
             params=record.params,
             problem=find_problem(shape) if find_problem is not None else None,
+            key=record.key,
         )
         if self._has_many_values():
             self._try_out(x, mask)
@@ -187,12 +190,14 @@ def check_statistic_sets(layers: Iterable[NormLayer]) -> None:
     """
     for layer in layers:
         if layer.problem is not None:
-            raise UserError("norm", layer.name, f"layer {layer.path}: {layer.problem}")
+            raise UserError(layer.key, layer.name, f"layer {layer.path}: {layer.problem}")
         for axes, size in zip(layer.statistic_sets, layer.statistic_set_sizes, strict=True):
             if size == 1:
                 remedies = " or ".join(_REMEDIES[axis] for axis in axes)
+                if len(layer.input_shape) == 3:
+                    remedies = remedies.replace(_REMEDIES["position"], "use longer texts")
                 raise UserError(
-                    "norm",
+                    layer.key,
                     layer.name,
                     f"layer {layer.path} would normalize over a single value "
                     f"({' x '.join(axes)} of its input {list(layer.input_shape)}); "

@@ -37,7 +37,13 @@ from normexp.training.optim import (
     build_optimizer,
     check_decay_roles,
 )
-from normexp.training.positions import check_causality, check_padding, check_pooling, find_leak
+from normexp.training.positions import (
+    check_causality,
+    check_padding,
+    check_pooling,
+    find_leak,
+    measure_leak,
+)
 from normexp.training.trackers import check_trackers
 
 
@@ -99,6 +105,11 @@ def check_cell(config: CellConfig) -> CellFacts:
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     for refusal in find_refusals(layers, model, data, allow_leak=config.allow_leak).values():
         raise refusal
+    is_leaking = _is_leaking(config, data, layers, model)
+    if is_leaking and not config.allow_leak:
+        expected = "its card says that positions do not mix, but this causal model's logits change "
+        expected += f"with tokens that come later; normexp check {config.norm.name} says more"
+        raise UserError("norm", config.norm.name, expected)
     if config.optimizer.adaptive_clip is not None:
         build_adaptive_clip(model, config.optimizer.adaptive_clip)
     check_evaluation(config, data, model)
@@ -109,7 +120,20 @@ def check_cell(config: CellConfig) -> CellFacts:
         num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         data_fingerprint=data.fingerprint,
         input_shape=data.input_shape,
-        is_leaking=find_leak(layers, model) is not None,
+        is_leaking=is_leaking,
+    )
+
+
+def _is_leaking(
+    config: CellConfig, data: Dataset, layers: Sequence[NormLayer], model: nn.Module
+) -> bool:
+    """Tell whether positions of a causal model see later ones; own norms are put to the test."""
+    if find_leak(layers, model) is not None:
+        return True
+    if not config.plugins or data.tokens is None or not getattr(model, "is_causal", False):
+        return False
+    return measure_leak(
+        build_cell_model(config, data), data.tokens.vocabulary_size, data.input_shape[0]
     )
 
 
@@ -134,7 +158,7 @@ def find_refusals(
             check_statistic_sets([layer])
             check_padding([layer], model, data)
             if layer is layers[-1]:
-                check_pooling([layer], model)
+                check_pooling(layer, model)
             if not allow_leak:
                 check_causality([layer], model)
         except UserError as error:
@@ -255,7 +279,7 @@ def _resolve_by_model(config: CellConfig) -> None:
             config.evaluation.num_samples = None
         if config.allow_leak:
             layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
-            config.allow_leak = find_leak(layers, model) is not None
+            config.allow_leak = _is_leaking(config, data, layers, model)
     complete_evaluation(config.evaluation, model)
 
 

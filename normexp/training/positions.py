@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from normexp.data import Dataset, DatasetFacts
 from normexp.errors import UserError
 from normexp.norms import NORMS, NormCard, NormLayer
+from normexp.random import random_stream
 
 
 def find_leak(layers: Iterable[NormLayer], model: nn.Module) -> NormLayer | None:
@@ -32,7 +35,7 @@ def check_causality(layers: Iterable[NormLayer], model: nn.Module) -> None:
     layer = find_leak(layers, model)
     if layer is not None:
         raise UserError(
-            "norm",
+            layer.key,
             layer.name,
             f"layer {layer.path} has statistics over positions, so each position of this causal "
             "model would see the tokens that it is to predict; choose a norm of single positions, "
@@ -63,7 +66,7 @@ def check_padding(
         reads = f"layer {layer.path} has statistics over positions without the mask of valid ones"
         if getattr(model, "masks_norms", False):
             raise UserError(
-                "norm",
+                layer.key,
                 layer.name,
                 f"{reads}, as it takes none; model.params.mask_norms=false lets it see padding",
             )
@@ -76,36 +79,64 @@ def check_padding(
             )
 
 
-def check_pooling(layers: Sequence[NormLayer], model: nn.Module) -> None:
+def check_pooling(last: NormLayer, model: nn.Module) -> None:
     """Raise if an encoder takes the mean over what its last norm has centred over.
 
     The mean over positions of numbers that a norm has centred over the same positions is its
     shift: every text would get the same logits, whatever it says.
 
     Args:
-        layers: The norm layers of the model, in the order of the forward pass.
+        last: The last norm layer of the model, in the order of the forward pass.
         model: The model; one that has ``is_causal`` and is not takes the mean over positions.
 
     Raises:
-        UserError: If the last norm layer is such a one.
+        UserError: If that layer centres each channel over the positions of one text.
     """
-    if getattr(model, "is_causal", True) or not layers:
+    if getattr(model, "is_causal", True) or not NORMS.get(last.name).card.is_centring:
         return
-    last = layers[-1]
-    is_last_of_all = last.role != "qk"  # queries and keys are not what is classified
-    if (
-        is_last_of_all
-        and last.statistic_sets == (("position",),)
-        and NORMS.get(last.name).card.is_centring
+    if getattr(model, "has_padding", False) and not gets_mask(
+        model.get_submodule(last.path), model
     ):
-        role = last.role
+        return  # centred over padding too, so that the mean over valid positions says something
+    num_positions = last.input_shape[1]
+    if last.statistic_set_sizes and all(
+        "position" in axes and size == num_positions
+        for axes, size in zip(last.statistic_sets, last.statistic_set_sizes, strict=True)
+    ):
         raise UserError(
-            "norm",
+            last.key,
             last.name,
             f"layer {last.path} centres each channel over the positions of a text and the model "
             "classifies the mean over them, which is then the same for every text; choose another "
-            f"norm there, as in norm.roles.{role}.name=layer_norm",
+            f"norm there, as in norm.roles.{last.role}.name=layer_norm",
         )
+
+
+@torch.no_grad()
+def measure_leak(model: nn.Module, vocabulary_size: int, length: int) -> bool:
+    """Tell whether logits of a causal model change with tokens that come later.
+
+    For norms whose cards nobody has proven: what a card says is taken for true elsewhere.
+
+    Args:
+        model: A model on the CPU whose parameters may be overwritten.
+        vocabulary_size: Number of token ids.
+        length: Most positions of a text.
+    """
+    draws = random_stream(0, "leak")
+    for parameter in model.parameters():
+        # Gains that start at 0 would hide what their branch does.
+        parameter.copy_(torch.from_numpy(draws.normal(0.2, 0.5, parameter.shape)))
+    length = min(length, 8)
+    kept = length // 2
+    tokens = torch.from_numpy(draws.integers(1, vocabulary_size, (4, length)))
+    others = tokens.clone()
+    others[:, kept:] = torch.from_numpy(draws.integers(1, vocabulary_size, (4, length - kept)))
+    states = copy.deepcopy(model.state_dict())
+    model.train()
+    before = model(tokens)[:, :kept]
+    model.load_state_dict(states)  # running statistics may have moved
+    return not torch.allclose(before, model(others)[:, :kept], rtol=1e-4, atol=1e-5)
 
 
 def mixes_positions(layer: NormLayer) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from normexp.data import Split
@@ -19,6 +20,7 @@ from normexp.measure import (
     summarize_gradients,
 )
 from normexp.training.objective import sum_losses
+from normexp.training.windows import longest_texts
 
 # Training samples, in their stored order, whose gradient is taken at the initial weights; more if
 # whole micro-batches hold more, fewer if the training split does not have as many.
@@ -70,7 +72,7 @@ def run_initial_probes(
         if inputs.is_floating_point():
             inputs = inputs.to(parameter.dtype)
         if lengths is not None:
-            inputs = inputs[:, : max(1, int(lengths[start:end].max()))]
+            inputs = inputs[:, : int(longest_texts(lengths, np.arange(start, end)))]
         batches.append((inputs, split.targets[start:end].to(parameter.device)))
     loss, norms = gradient_norms(model, batches, sum_losses, num_targets=num_targets)
     last_branch_weight = getattr(model, "last_branch_weight", None)

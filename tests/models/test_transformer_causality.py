@@ -120,7 +120,7 @@ def test_what_leaks_is_refused_and_does_leak_at_any_placement(norm, placement):
 @pytest.mark.parametrize("norm", [norm for norm in NORM_NAMES if mixes_positions(norm)])
 def test_one_leaking_role_is_enough(norm, role):
     model = build(roles={role: {"name": norm, "params": fit(norm)}}, length=LENGTH)
-    with pytest.raises(UserError, match=rf"^norm={norm}: layer [^\n]+$") as refused:
+    with pytest.raises(UserError, match=rf"^norm\.roles\.{role}={norm}: layer [^\n]+$") as refused:
         check(stir(model))
     path = {
         "attention": "blocks.0.attention.norm_before",
