@@ -15,6 +15,7 @@ from transformer_cases import (
     SPREAD,
     VOCABULARY_SIZE,
     build,
+    draw_tokens,
     fit,
     mixes_positions,
     pad,
@@ -242,3 +243,11 @@ def test_a_padded_causal_model_takes_each_text_as_it_is_alone():
         if text:
             alone = model(torch.tensor([text]))[0]
             torch.testing.assert_close(row[: len(text)], alone, rtol=0, atol=1e-12)
+
+
+def test_full_texts_need_no_mask():
+    with_mask, without = (
+        stir(build("batch_norm", "post", is_causal=False, has_padding=has)) for has in (True, False)
+    )
+    tokens = draw_tokens()
+    torch.testing.assert_close(without(tokens), with_mask(tokens), rtol=0, atol=1e-12)
