@@ -101,7 +101,7 @@ BAD_INPUT = [
     # texts: what may see what, and what fits them
     ("train norm=batch_norm LANGUAGE", "norm=batch_norm: layer blocks.0.attention.norm_before has ",
      "allow_leak=true, which marks every row"),
-    ("train norm=layer_norm norm.roles.mlp.name=group_norm LANGUAGE", "norm=group_norm: layer "
+    ("train norm=layer_norm norm.roles.mlp.name=group_norm LANGUAGE", "layer "
      "blocks.0.mlp.norm_before has statistics over positions", "such as layer_norm"),
     ("sweep norm=layer_norm,batch_norm LANGUAGE", "norm=batch_norm: layer blocks.0.", "allow_leak"),
     ("train norm=spectral_band_norm TEXTS", "norm=spectral_band_norm: layer blocks.0.attention.",

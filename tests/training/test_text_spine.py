@@ -272,7 +272,9 @@ def test_parameters_by_role(train: Callable[..., Any]) -> None:
     [("weight_norm", "none"), ("weight_norm", "pre"), ("weight_standardization", "pre")],
 )
 def test_norms_of_weights(train: Callable[..., Any], norm: str, placement: str) -> None:
-    model, summary = train(LABELS, norm, placement=PlacementConfig(placement))
+    # A group of one channel would be centred over what the model takes the mean over.
+    params = {"num_groups": 2} if norm == "weight_standardization" else {}
+    model, summary = train(LABELS, NormConfig(norm, params), placement=PlacementConfig(placement))
     paths = [path for path, m in model.named_modules() if hasattr(m, "weight_norm_record")]
     assert paths == [
         *(f"blocks.0.attention.branch.{name}" for name in ("query", "key", "value", "out")),
