@@ -33,7 +33,7 @@ BAD_INPUT = [
      "experiment.select.factor=: no factor of the grid; choices: micro_batch_size", ""),
     ("train data=text_file data.params.path='~nobody.there/x'",
      "data.params.path=~nobody.there/x: there is no such home folder", ""),
-    ("train output_root='~nobody.there/x'", "output_root=~nobody.there/x: there is no such home", ""),
+    ("train output_root='~nobody.there/x'", "output_root=~nobody.there/x: there is no such", ""),
     ("train precision=16", "precision=16: choices:", "32-true, 64-true, bf16-mixed"),
     ("train probes=[stat]", "probes=stat: choices:", "running_statistics"),
     ("train +norm.roles.stem.name=nope", "norm.roles.stem=nope: choices:", "batch_norm"),
