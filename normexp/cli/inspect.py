@@ -70,7 +70,7 @@ class _InspectTask(TrainTask):
     config: CellConfig | None = None
 
     def __call__(self, composed: DictConfig) -> None:
-        from normexp.training.check import resolve_cell
+        from normexp.training.resolve import resolve_cell
 
         cell = to_cell(composed)
         load_plugins(cell.plugins)

@@ -28,7 +28,8 @@ def check_sweep(
     Raises:
         UserError: On the first cell that cannot work; nothing has been written then.
     """
-    from normexp.training.check import check_cell, resolve_cell
+    from normexp.training.check import check_cell
+    from normexp.training.resolve import resolve_cell
 
     cells: list[PlannedCell] = []
     for config, overrides in composed:

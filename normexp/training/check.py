@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,23 +12,19 @@ from torch import nn
 from normexp.config.metrics import TEXT_METRICS
 from normexp.config.schema import CellConfig, NormConfig
 from normexp.config.validate import budget_samples, check_fields
-from normexp.data import DATASETS, Dataset, DatasetFacts, load_dataset
+from normexp.data import Dataset, DatasetFacts, load_dataset
 from normexp.data.batches import UpdatePlan
 from normexp.errors import UserError
 from normexp.models import MODELS, build_model
-from normexp.models import RESERVED as MODEL_RESERVED
 from normexp.norms import (
-    NORMS,
-    RESERVED,
     NormFactory,
     NormLayer,
     check_statistic_sets,
     describe_norm_layers,
 )
 from normexp.records import cell_name, run_dir
-from normexp.registry import Registry
 from normexp.training.clipping import build_adaptive_clip
-from normexp.training.evaluation import check_evaluation, complete_evaluation
+from normexp.training.evaluation import check_evaluation
 from normexp.training.optim import (
     OPTIMIZERS,
     SCHEDULES,
@@ -105,7 +100,7 @@ def check_cell(config: CellConfig) -> CellFacts:
     layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
     for refusal in find_refusals(layers, model, data, allow_leak=config.allow_leak).values():
         raise refusal
-    is_leaking = _is_leaking(config, data, layers, model)
+    is_leaking = tell_leak(config, data, layers, model)
     if is_leaking and not config.allow_leak:
         expected = "its card says that positions do not mix, but this causal model's logits change "
         expected += f"with tokens that come later; normexp check {config.norm.name} says more"
@@ -124,7 +119,7 @@ def check_cell(config: CellConfig) -> CellFacts:
     )
 
 
-def _is_leaking(
+def tell_leak(
     config: CellConfig, data: Dataset, layers: Sequence[NormLayer], model: nn.Module
 ) -> bool:
     """Tell whether positions of a causal model see later ones; own norms are put to the test."""
@@ -232,55 +227,6 @@ def placement_of(config: CellConfig) -> str | None:
     if not card.placements or config.placement is None:
         return None
     return config.placement.name
-
-
-def resolve_cell(config: CellConfig) -> CellConfig:
-    """Return the cell in its one spelling, so that one computation is one cell.
-
-    A model without residual branches has no placement, "auto" becomes the device that is here,
-    defaults are written out, probes stand in one order, and a leak is allowed only where there
-    is one.
-
-    Args:
-        config: A composed cell; changed in place.
-
-    Raises:
-        UserError: On an unknown choice or parameter.
-    """
-    if placement_of(config) is None:
-        config.placement = None
-    if config.trainer.accelerator == "auto":
-        config.trainer.accelerator = "gpu" if torch.cuda.is_available() else "cpu"
-    kinds: list[tuple[str, Registry[Any], Any, frozenset[str]]] = [
-        ("data", DATASETS, config.data, frozenset()),
-        ("model", MODELS, config.model, MODEL_RESERVED),
-        ("norm", NORMS, config.norm, RESERVED),
-        ("optimizer", OPTIMIZERS, config.optimizer, frozenset()),
-        ("schedule", SCHEDULES, config.schedule, frozenset()),
-    ]
-    for key, registry, choice, reserved in kinds:
-        entry = registry.get(choice.name, key=key)
-        entry.check_params(choice.params, key=f"{key}.params", reserved=reserved)
-        choice.params = entry.complete_params(choice.params, reserved=reserved)
-    config.probes = sorted(set(config.probes))
-    _resolve_by_model(config)
-    return config
-
-
-def _resolve_by_model(config: CellConfig) -> None:
-    """Null or switch off what has no effect on this model; it is built where there may be some."""
-    check_fields(config)
-    model = nn.Module()
-    if config.evaluation.statistics != "running" or config.allow_leak:
-        data = load_dataset(config.data.name, config.data.params)
-        with torch.device("meta"):
-            model = build_cell_model(config, data)
-        if config.evaluation.num_samples == len(data.train):
-            config.evaluation.num_samples = None
-        if config.allow_leak:
-            layers = describe_norm_layers(model, data.input_shape, config.micro_batch_size)
-            config.allow_leak = _is_leaking(config, data, layers, model)
-    complete_evaluation(config.evaluation, model)
 
 
 def _check_optimization(config: CellConfig) -> None:

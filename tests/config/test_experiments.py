@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from normexp.config.choices import conf_dir, list_choices
 from normexp.config.compose import expand_grid, to_cell
 from normexp.data import DATASETS
-from normexp.training.check import check_cell, resolve_cell
+from normexp.training.check import check_cell
+from normexp.training.resolve import resolve_cell
 
 EXPERIMENTS = list_choices("experiment")
 

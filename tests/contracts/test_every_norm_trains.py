@@ -22,7 +22,8 @@ from normexp.models import MODELS
 from normexp.norms import NORMS
 from normexp.records import read_summary
 from normexp.training.cell import train_cell
-from normexp.training.check import check_cell, resolve_cell
+from normexp.training.check import check_cell
+from normexp.training.resolve import resolve_cell
 
 MODEL_PARAMS = {"mlp": {"num_hidden_layers": 2, "width": 32}, "cifar_resnet": {"width": 32}}
 # Kinds of input that the norm layers of a family get.

@@ -18,7 +18,8 @@ from normexp.measure import batch_statistics, reestimate_running_statistics
 from normexp.records import read_history, read_summary
 from normexp.training import cell as cell_module
 from normexp.training.cell import train_cell
-from normexp.training.check import check_cell, resolve_cell
+from normexp.training.check import check_cell
+from normexp.training.resolve import resolve_cell
 from normexp.training.solo import SoloModule
 
 MakeCell = Callable[..., CellConfig]

@@ -34,8 +34,9 @@ from normexp.training import cell as cell_module
 from normexp.training import cost
 from normexp.training.build import build_start
 from normexp.training.cell import train_cell
-from normexp.training.check import check_cell, resolve_cell
+from normexp.training.check import check_cell
 from normexp.training.clipping import build_adaptive_clip, compute_unit_norms
+from normexp.training.resolve import resolve_cell
 
 MakeCell = Callable[..., CellConfig]
 NORMS = ["blocks.0.attention.norm_before", "blocks.0.mlp.norm_before", "final_norm"]
